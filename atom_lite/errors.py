@@ -5,7 +5,8 @@
     |-- RequestError    the client: a 4xx with OpenAI's nested error body. The engine goes on.
     `-- EngineError     us: a 5xx. The engine may be dead.
 
-`assert` is for internal invariants only, never for what a user, a file or another process can cause.
+`assert` is for internal invariants only, never for what a user, a file or another process can
+cause.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ class AtomLiteError(Exception):
 
 
 class ConfigError(AtomLiteError):
-    """A flag, configuration file or checkpoint cannot be used; the message names it and the limit."""
+    """A flag, file or checkpoint cannot be used; the message names it and the limit."""
 
 
 class RequestError(AtomLiteError):

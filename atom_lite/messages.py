@@ -3,10 +3,10 @@
 All are frozen `msgspec.Struct`s, sent as msgpack. Never pickle. Nothing here imports torch, so that
 the frontend and the pure control plane can use the same types.
 
-    frontend -> engine   SubmitSequence, AbortSequence, ResetPrefixCache, Shutdown   (FrontendMessage)
-    engine -> frontend   EngineReady, EngineEvents, EngineFailed                     (EngineMessage)
-    head -> stages       StepPlan        what to run: new sequences in full, known ones as a difference
-    last stage -> head   StepResult      the sampled tokens and how long each stage took
+    frontend -> engine   FrontendMessage: SubmitSequence, AbortSequence, ResetPrefixCache, Shutdown
+    engine -> frontend   EngineMessage: EngineReady, EngineEvents, EngineFailed
+    head -> stages       StepPlan: new sequences in full, known ones as a difference
+    last stage -> head   StepResult: the sampled tokens and how long each stage took
 
 Names: a *request* is one HTTP call, a *sequence* one token stream of it. Sequence ids are small
 integers made by the frontend and never reused within a run, so two requests that carry the same
@@ -102,7 +102,7 @@ class SequenceFinished(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit
     """The one terminal message of a sequence.
 
     `stop_token_id` is the matched id of `stop_token_ids` (None at EOS). `error` is set with reason
-    "error"; `error_status` is then the HTTP status it deserves (400: can never fit; 500: our fault).
+    "error"; `error_status` is then its HTTP status (400: can never fit; 500: our fault).
     """
 
     sequence_id: int
@@ -139,7 +139,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 class EngineEvents(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """All that one step brought, in one frame; also sent as a heartbeat (no events) when idle.
 
-    `step_tokens` lists the token counts of the steps run since the last frame (a histogram's input).
+    `step_tokens` lists the token counts of the steps run since the last frame, for a histogram.
     """
 
     events: list[SequenceEvent]
@@ -180,7 +180,7 @@ EngineMessage: TypeAlias = EngineReady | EngineEvents | EngineFailed
 class SequenceStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A sequence that the stages do not know (new, or resumed after preemption), in full.
 
-    `token_ids` are the prompt and, after a preemption, the output so far: all is recomputed as prefill.
+    `token_ids` are the prompt and, after a preemption, the output so far: all is prefilled again.
     """
 
     sequence_id: int

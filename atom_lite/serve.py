@@ -1,0 +1,30 @@
+"""`python -m atom_lite.serve`: flags -> Config -> launch; turns errors into exit codes."""
+
+from __future__ import annotations
+
+import sys
+
+from atom_lite.cli import parse_config
+from atom_lite.errors import ConfigError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the server until it is stopped.
+
+    Returns:
+        0 after a clean stop, 1 when the engine died, 2 for a mistake in flags, files or checkpoint.
+    """
+    try:
+        config = parse_config(sys.argv[1:] if argv is None else argv)
+        from atom_lite.launch import serve  # HTTP and text libraries are not needed for --help
+
+        return serve(config)
+    except ConfigError as error:
+        sys.stderr.write(f"atom_lite: error: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

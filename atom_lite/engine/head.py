@@ -1,0 +1,120 @@
+"""The head's loop: messages in, plans to the model, results out. Owns scheduler and clock.
+
+One turn of the loop, in the order that keeps the model busy:
+
+    receive -> commit what finished -> schedule and start the next step -> send what was committed
+
+The results of step k are encoded and sent while step k+1 already runs. The loop sleeps only in
+`link.receive`, which a finished step, a message or the heartbeat ends. It runs in the engine
+process, or in a thread of an in-process Engine; both use exactly this code.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from atom_lite.engine.forward_thread import ForwardThread, PlanRunner
+from atom_lite.messages import (
+    AbortSequence,
+    EngineEvents,
+    EngineFailed,
+    FrontendMessage,
+    ResetPrefixCache,
+    SequenceEvent,
+    Shutdown,
+    SubmitSequence,
+)
+
+if TYPE_CHECKING:
+    from atom_lite.ipc.link import EngineLink
+    from atom_lite.scheduler.scheduler import Scheduler
+
+HEARTBEAT_SECONDS = 1.0
+# A step that is running when the engine stops gets this long to end; its result is not needed.
+_LAST_STEP_SECONDS = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class Head:
+    """Drives one scheduler and one runner until a Shutdown comes or a step fails."""
+
+    def __init__(self, scheduler: Scheduler, runner: PlanRunner, link: EngineLink) -> None:
+        self._scheduler = scheduler
+        self._link = link
+        self._forward = ForwardThread(runner, on_done=link.wake)
+        self._num_in_flight = 0
+        self._step_tokens: list[int] = []
+        self._stopping = False
+
+    def run(self) -> bool:
+        """Serve until stopped.
+
+        Returns:
+            True after a Shutdown; False when a step failed. Either way every sequence has had its
+            terminal message, and the link is still open.
+        """
+        try:
+            while not self._stopping:
+                self._turn()
+        except Exception as error:
+            logger.exception("the engine failed")
+            self._fail(f"{type(error).__name__}: {error}")
+            return False
+        self._send(self._scheduler.abort_all(time.monotonic()))
+        self._forward.stop(_LAST_STEP_SECONDS)
+        return True
+
+    def _turn(self) -> None:
+        messages = self._link.receive(HEARTBEAT_SECONDS)
+        events: list[SequenceEvent] = []
+        for message in messages:
+            events += self._handle(message)
+        events += self._commit_finished()
+        if not self._stopping:
+            self._start_next()
+        self._send(events)
+
+    def _handle(self, message: FrontendMessage) -> list[SequenceEvent]:
+        now = time.monotonic()
+        match message:
+            case SubmitSequence():
+                return self._scheduler.submit(message, now)
+            case AbortSequence():
+                return self._scheduler.abort(message.sequence_id, message.reason, now)
+            case ResetPrefixCache():
+                self._scheduler.reset_prefix_cache()
+            case Shutdown():
+                self._stopping = True
+        return []
+
+    def _commit_finished(self) -> list[SequenceEvent]:
+        events: list[SequenceEvent] = []
+        while (result := self._forward.take_result()) is not None:
+            self._num_in_flight -= 1
+            events += self._scheduler.commit(result, time.monotonic())
+        return events
+
+    def _start_next(self) -> None:
+        """Fill the pipeline: one plan in flight for each stage."""
+        while self._num_in_flight < self._scheduler.limits.pipeline_depth:
+            plan = self._scheduler.schedule(time.monotonic())
+            if plan is None:
+                return
+            self._step_tokens.append(sum(row.num_tokens for row in plan.rows))
+            self._num_in_flight += 1
+            self._forward.start(plan)
+
+    def _send(self, events: list[SequenceEvent]) -> None:
+        """One frame for all that a turn brought; an empty one is the heartbeat."""
+        stats = self._scheduler.stats()
+        self._link.send(EngineEvents(events=events, stats=stats, step_tokens=self._step_tokens))
+        self._step_tokens = []
+
+    def _fail(self, message: str) -> None:
+        """Give every sequence its terminal message, then say why the engine dies."""
+        events = self._scheduler.abort_all(time.monotonic(), error=f"the engine failed: {message}")
+        self._send(events)
+        self._link.send(EngineFailed(message=message))

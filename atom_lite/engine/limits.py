@@ -1,0 +1,64 @@
+"""Config plus what the worker learned -> the scheduler's numbers and the frontend's EngineReady."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, cast
+
+from atom_lite.errors import ConfigError
+from atom_lite.messages import EngineReady
+from atom_lite.scheduler.scheduler import SchedulerLimits
+
+if TYPE_CHECKING:
+    from atom_lite.config import Config
+    from atom_lite.worker.runner import RunnerInfo
+
+# Tokens of a step that holds decodes, and of one that holds none, when no flag says otherwise.
+_CPU_BUDGETS = (512, 2048)
+_ACCELERATOR_BUDGETS = (2048, 16384)
+
+
+def scheduler_limits(config: Config, info: RunnerInfo) -> SchedulerLimits:
+    """The numbers that one run of the scheduler keeps to.
+
+    Raises:
+        ConfigError: the default budget is smaller than --max-num-seqs (caught at start, exit 2).
+    """
+    num_seqs = config.scheduler.max_num_seqs
+    budgets = _CPU_BUDGETS if info.device == "cpu" else _ACCELERATOR_BUDGETS
+    if config.scheduler.max_num_batched_tokens is not None:
+        budgets = (config.scheduler.max_num_batched_tokens,) * 2
+    if budgets[0] < num_seqs:
+        raise ConfigError(
+            f"--max-num-seqs {num_seqs}: more than the token budget of a step ({budgets[0]}); "
+            "raise --max-num-batched-tokens"
+        )
+    return SchedulerLimits(
+        max_num_seqs=num_seqs,
+        decode_step_tokens=budgets[0],
+        prefill_step_tokens=budgets[1],
+        max_model_len=info.max_model_len,
+        block_size=config.cache.block_size,
+        num_blocks=info.num_blocks,
+        eos_token_ids=frozenset(info.eos_token_ids),
+        enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+        scheduling_policy=cast("Literal['fcfs', 'priority']", config.scheduler.scheduling_policy),
+    )
+
+
+def engine_ready(limits: SchedulerLimits, info: RunnerInfo) -> EngineReady:
+    """What the frontend is told at start."""
+    return EngineReady(
+        vocab_size=info.vocab_size,
+        max_model_len=limits.max_model_len,
+        eos_token_ids=sorted(limits.eos_token_ids),
+        block_size=limits.block_size,
+        num_blocks=limits.num_blocks,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.decode_step_tokens,
+        device=info.device,
+        dtype=info.dtype,
+        architecture=info.architecture,
+        default_sampling=info.default_sampling,
+        memory_bytes=info.memory_bytes,
+    )

@@ -1,0 +1,78 @@
+"""Entry point of the engine process: `python -m atom_lite.engine.process ADDRESS ADDRESS`.
+
+The launcher writes the config as one line of JSON to standard input and then keeps that pipe open:
+it is the lifeline by which the engine notices that its frontend died. Ctrl-C reaches the frontend
+only, which ends the engine with a Shutdown message.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+
+import msgspec
+
+from atom_lite.config import Config
+from atom_lite.errors import ConfigError
+from atom_lite.ipc.link import SocketLink
+from atom_lite.messages import EngineFailed
+from atom_lite.observability.logs import configure_logging
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Load the model, say EngineReady, serve.
+
+    Returns:
+        0 after a Shutdown, 1 when loading or a step failed, 2 for the operator's mistake.
+    """
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_IGN)
+    requests_address, events_address = sys.argv[1:3]
+    lifeline = sys.stdin.fileno()
+    config = msgspec.json.decode(_read_line(lifeline), type=Config)
+    configure_logging(config.observability.log_level)
+    link = SocketLink(requests_address, events_address, lifeline)
+    try:
+        return _serve(config, link)
+    except ConfigError as error:
+        link.send(EngineFailed(message=str(error), config=True))
+        return 2
+    except Exception as error:
+        logger.exception("the engine could not start")
+        link.send(EngineFailed(message=f"{type(error).__name__}: {error}"))
+        return 1
+    finally:
+        link.close()
+
+
+def _serve(config: Config, link: SocketLink) -> int:
+    # torch is imported here, after the checks above: a bad address or config fails in milliseconds
+    from atom_lite.engine.head import Head
+    from atom_lite.engine.limits import engine_ready, scheduler_limits
+    from atom_lite.scheduler.scheduler import Scheduler
+    from atom_lite.worker.runner import Runner
+
+    runner = Runner.load(config)
+    limits = scheduler_limits(config, runner.info)
+    head = Head(Scheduler(limits), runner, link)
+    link.send(engine_ready(limits, runner.info))
+    return 0 if head.run() else 1
+
+
+def _read_line(descriptor: int) -> bytes:
+    """One line, read byte by byte so that nothing of what follows is swallowed by a buffer."""
+    line = bytearray()
+    while (byte := os.read(descriptor, 1)) not in (b"\n", b""):
+        line += byte
+    return bytes(line)
+
+
+if __name__ == "__main__":
+    exit_code = main()
+    logging.shutdown()
+    # A forward pass may still run on its thread; the interpreter's own teardown under it can crash.
+    os._exit(exit_code)

@@ -1,0 +1,186 @@
+"""The frontend's end of the link: asyncio streams of events, one per sequence.
+
+One task reads frames (one frame holds all that a step brought) and deals the events out to the
+queue of each sequence. Runs in the frontend process only; never blocks its event loop.
+
+Invariant: each stream ends with its SequenceFinished or raises EngineError; `fail` ends all of
+them when the engine is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import zmq
+import zmq.asyncio
+
+from atom_lite.errors import ConfigError, EngineError
+from atom_lite.ipc.codec import decode_engine_message, encode
+from atom_lite.messages import (
+    AbortSequence,
+    EngineEvents,
+    EngineFailed,
+    EngineReady,
+    EngineStats,
+    FrontendMessage,
+    ResetPrefixCache,
+    SequenceEvent,
+    SequenceFinished,
+    Shutdown,
+    SubmitSequence,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+
+class RemoteEngine:
+    """An engine in another process, as the HTTP layer sees it.
+
+    Create it inside a running event loop. `requests_address` and `events_address` are what the
+    engine process connects to.
+    """
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="atom_lite-")
+        self._context = zmq.asyncio.Context()
+        self._requests = self._context.socket(zmq.PUSH)
+        self._events = self._context.socket(zmq.PULL)
+        self.requests_address = self._bind(self._requests, "requests")
+        self.events_address = self._bind(self._events, "events")
+        self._ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
+        self._failure: str | None = None
+        self._queues: dict[int, asyncio.Queue[SequenceEvent | EngineError]] = {}
+        self._ids = itertools.count(1)
+        self._stats = EngineStats()
+        self.on_frame: Callable[[EngineEvents], None] | None = None
+        self._reader = asyncio.create_task(self._read())
+
+    def _bind(self, socket: zmq.asyncio.Socket, name: str) -> str:
+        address = f"ipc://{Path(self._directory.name) / name}"
+        socket.set_hwm(0)  # no limit: admission is decided by the HTTP layer, not by a full pipe
+        socket.linger = 0
+        socket.bind(address)
+        return address
+
+    async def wait_ready(self) -> EngineReady:
+        """The engine's first message.
+
+        Raises:
+            ConfigError: the engine refused the config or the checkpoint.
+            EngineError: the engine died while it started.
+        """
+        return await asyncio.shield(self._ready)
+
+    @property
+    def ready(self) -> EngineReady:
+        """What the engine said at start; only after `wait_ready`."""
+        return self._ready.result()
+
+    @property
+    def alive(self) -> bool:
+        """False from the moment that the engine is known to have failed."""
+        return self._failure is None
+
+    @property
+    def stats(self) -> EngineStats:
+        """The latest snapshot, at most about a second old."""
+        return self._stats
+
+    def next_sequence_id(self) -> int:
+        """An id that no sequence of this run has had."""
+        return next(self._ids)
+
+    async def stream(self, message: SubmitSequence) -> AsyncIterator[SequenceEvent]:
+        """Submit a sequence and yield its events up to and with its SequenceFinished.
+
+        A stream that is closed early aborts its sequence.
+
+        Raises:
+            EngineError: the engine is dead, or dies meanwhile.
+        """
+        if self._failure is not None:
+            raise EngineError(self._failure)
+        sequence_id = message.sequence_id
+        inbox: asyncio.Queue[SequenceEvent | EngineError] = asyncio.Queue()
+        self._queues[sequence_id] = inbox
+        finished = False
+        try:
+            self._send(message)
+            while not finished:
+                event = await inbox.get()
+                if isinstance(event, EngineError):
+                    finished = True
+                    raise event
+                finished = isinstance(event, SequenceFinished)
+                yield event
+        finally:
+            del self._queues[sequence_id]
+            if not finished:
+                self.abort(sequence_id)
+
+    def abort(self, sequence_id: int, reason: Literal["stop", "abort"] = "abort") -> None:
+        """End a sequence at the next step boundary; unknown and finished ids are ignored."""
+        if self.alive:
+            self._send(AbortSequence(sequence_id=sequence_id, reason=reason))
+
+    def reset_prefix_cache(self) -> None:
+        """Forget cached blocks that no running sequence holds."""
+        if self.alive:
+            self._send(ResetPrefixCache())
+
+    def shut_down(self) -> None:
+        """Ask the engine to abort what runs and to exit."""
+        if self.alive:
+            self._send(Shutdown())
+
+    def fail(self, reason: str) -> None:
+        """The engine is gone: every open stream raises EngineError now, later ones at once."""
+        if self._failure is not None:
+            return
+        self._failure = reason
+        if not self._ready.done():
+            self._ready.set_exception(EngineError(reason))
+            self._ready.exception()  # seen: nobody may be waiting for it
+        for inbox in self._queues.values():
+            inbox.put_nowait(EngineError(reason))
+
+    async def close(self) -> None:
+        """Stop reading and release sockets and their directory."""
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
+        self._context.destroy(linger=0)
+        self._directory.cleanup()
+
+    def _send(self, message: FrontendMessage) -> None:
+        # zmq.asyncio sends at once when the pipe has room, and it has no limit
+        self._requests.send(encode(message), zmq.NOBLOCK)
+
+    async def _read(self) -> None:
+        while True:
+            message = decode_engine_message(await self._events.recv())
+            match message:
+                case EngineEvents():
+                    self._deal(message)
+                case EngineReady():
+                    self._ready.set_result(message)
+                case EngineFailed():
+                    self._refuse(message)
+
+    def _deal(self, frame: EngineEvents) -> None:
+        self._stats = frame.stats
+        for event in frame.events:
+            inbox = self._queues.get(event.sequence_id)
+            if inbox is not None:
+                inbox.put_nowait(event)
+        if self.on_frame is not None:
+            self.on_frame(frame)
+
+    def _refuse(self, message: EngineFailed) -> None:
+        if message.config and not self._ready.done():
+            self._ready.set_exception(ConfigError(message.message))
+        self.fail(message.message)

@@ -1,0 +1,261 @@
+"""Starts and stops the processes: this one is the frontend, the engine is its child.
+
+    socket bound -> engine started -> tokenizer loaded meanwhile -> EngineReady -> HTTP served
+
+The port is taken first, so that a port in use fails in milliseconds and not after the weights are
+loaded. The engine runs in a process session of its own: Ctrl-C in a terminal reaches only the
+frontend, which lets running streams finish. The engine's standard input is its lifeline: it ends
+when this process ends, however that happens.
+
+Never imports torch or transformers: a live frontend is checked for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import uvicorn
+
+from atom_lite.api.app import create_app
+from atom_lite.errors import ConfigError, EngineError
+from atom_lite.ipc.remote_engine import RemoteEngine
+from atom_lite.models.checkpoint import resolve_checkpoint
+from atom_lite.observability.logs import configure_logging
+from atom_lite.observability.metrics import Metrics
+from atom_lite.observability.status_line import run_status_line
+from atom_lite.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from atom_lite.config import Config
+    from atom_lite.models.checkpoint import Checkpoint
+
+# The engine gets this long to exit after a Shutdown before it is killed.
+_ENGINE_EXIT_SECONDS = 10.0
+_POLL_SECONDS = 0.05
+
+logger = logging.getLogger(__name__)
+
+
+def serve(config: Config) -> int:
+    """Run frontend and engine until a signal or the engine's death.
+
+    Returns:
+        0 after SIGTERM or Ctrl-C, 1 when the engine died.
+
+    Raises:
+        ConfigError: flags, files, checkpoint or port cannot be used.
+    """
+    configure_logging(config.observability.log_level)
+    listener = _bind(config.server.host, config.server.port)
+    with contextlib.closing(listener):
+        checkpoint = resolve_checkpoint(
+            config.model.model,
+            revision=config.model.revision,
+            load_format=config.model.load_format,
+        )
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(_Frontend(config, checkpoint, listener).run())
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    if sys.platform == "win32":
+        return None
+    import uvloop
+
+    return uvloop.Loop
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Take the port without listening yet: clients are refused, not kept waiting, while we load."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"--host {host} --port {port}: {reason}") from error
+    return listener
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handlers: the launcher decides what a signal means."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]  # uvicorn's own is a generator too
+        yield
+
+    def refuse_new_connections(self) -> None:
+        for server in self.servers:
+            server.close()
+
+
+class _Frontend:
+    """One run of the frontend, from the first process to the last answer."""
+
+    def __init__(self, config: Config, checkpoint: Checkpoint, listener: socket.socket) -> None:
+        self._config = config
+        self._checkpoint = checkpoint
+        self._listener = listener
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+
+    async def run(self) -> int:
+        self._install_signal_handlers()
+        engine = RemoteEngine()
+        process = await self._start_engine(engine)
+        watcher = asyncio.create_task(self._watch(process, engine))
+        try:
+            app = await self._start_app(engine)
+            if app is None:
+                return 0
+            return await self._serve_http(app, engine, watcher)
+        except EngineError as error:
+            logger.error("the engine could not start: %s", error)
+            return 1
+        finally:
+            await self._end_engine(process, engine)
+            watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
+            await engine.close()
+
+    def _install_signal_handlers(self) -> None:
+        def on_signal() -> None:
+            if self._stop.is_set():
+                self._stop_now.set()
+            self._stop.set()
+
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(name, on_signal)
+
+    async def _start_engine(self, engine: RemoteEngine) -> asyncio.subprocess.Process:
+        environment = dict(os.environ)
+        # Spinning OpenMP threads would take the cores that the frontend needs between steps.
+        environment.setdefault("OMP_WAIT_POLICY", "passive")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "atom_lite.engine.process",
+            engine.requests_address,
+            engine.events_address,
+            stdin=asyncio.subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(self._config) + b"\n")
+        return process
+
+    async def _watch(self, process: asyncio.subprocess.Process, engine: RemoteEngine) -> None:
+        code = await process.wait()
+        await asyncio.sleep(_POLL_SECONDS)  # its last words may still be in the pipe
+        engine.fail(f"the engine process ended with exit code {code}")
+
+    async def _start_app(self, engine: RemoteEngine) -> FastAPI | None:
+        """The HTTP application once the engine is ready; None when a signal came first."""
+        override = self._config.model.tokenizer
+        tokenizer_task = asyncio.to_thread(
+            Tokenizer.from_checkpoint,
+            self._checkpoint.path,
+            override=Path(override) if override else None,
+        )
+        starting = asyncio.gather(engine.wait_ready(), tokenizer_task)
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not starting.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            return None
+        ready, tokenizer = starting.result()
+        names = self._config.model.served_model_name or (self._checkpoint.name,)
+        metrics = Metrics(self._config, ready, names[0])
+        engine.on_frame = metrics.observe_engine
+        return create_app(self._config, engine, tokenizer, model_name=names[0], metrics=metrics)
+
+    async def _serve_http(
+        self, app: FastAPI, engine: RemoteEngine, watcher: asyncio.Task[None]
+    ) -> int:
+        server = _HttpServer(
+            uvicorn.Config(
+                app,
+                log_level=self._config.server.uvicorn_log_level,
+                access_log=not self._config.server.disable_uvicorn_access_log,
+                log_config=None,
+                lifespan="off",
+                timeout_graceful_shutdown=5,
+                root_path=self._config.server.root_path,
+            )
+        )
+        serving = asyncio.create_task(server.serve(sockets=[self._listener]))
+        background = [asyncio.create_task(self._announce(server))]
+        if not self._config.observability.disable_log_stats:
+            background.append(asyncio.create_task(run_status_line(engine)))
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({serving, watcher, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if watcher.done() and not self._stop.is_set():
+            code = await self._outlive_engine()
+        else:
+            code = await self._drain(app, server)
+        server.should_exit = True
+        for task in (stopped, *background):
+            task.cancel()
+        await asyncio.gather(serving, stopped, *background, return_exceptions=True)
+        return code
+
+    async def _announce(self, server: _HttpServer) -> None:
+        while not server.started:
+            await asyncio.sleep(_POLL_SECONDS)
+        host, port = self._listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        logger.info("Serving %s on http://%s:%d", self._checkpoint.name, shown, port)
+
+    async def _outlive_engine(self) -> int:
+        """Answer /health with 503 for a while, so that whoever watches learns why, then give up."""
+        grace = self._config.server.engine_death_grace_seconds
+        logger.error("the engine died; this process exits in %g s", grace)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), grace)
+        return 1
+
+    async def _drain(self, app: FastAPI, server: _HttpServer) -> int:
+        """Let running requests finish, for at most --shutdown-timeout seconds."""
+        frontend = app.state.frontend
+        frontend.begin_shutdown()
+        server.refuse_new_connections()
+        timeout = self._config.server.shutdown_timeout
+        if frontend.open_requests:
+            logger.info("stopping: %d requests get %g s", frontend.open_requests, timeout)
+        deadline = asyncio.get_running_loop().time() + timeout
+        while frontend.open_requests and not self._stop_now.is_set():
+            if asyncio.get_running_loop().time() > deadline:
+                logger.warning("stopping: %d requests are cut off", frontend.open_requests)
+                break
+            await asyncio.sleep(_POLL_SECONDS)
+        frontend.abort_all()
+        return 0
+
+    async def _end_engine(self, process: asyncio.subprocess.Process, engine: RemoteEngine) -> None:
+        if process.returncode is None:
+            engine.shut_down()
+            assert process.stdin is not None
+            process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), _ENGINE_EXIT_SECONDS)
+        except TimeoutError:
+            logger.warning("the engine did not exit in %g s; killing it", _ENGINE_EXIT_SECONDS)
+            process.kill()
+            await process.wait()

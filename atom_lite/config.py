@@ -62,7 +62,9 @@ class ModelConfig:
     tokenizer: str | None = setting(
         None, "Directory or tokenizer.json. Default: the model's own.", metavar="PATH"
     )
-    revision: str | None = setting(None, "Branch, tag or commit on the hub.")
+    revision: str | None = setting(
+        None, "Branch, tag or commit on the hub. Default: the main branch."
+    )
     served_model_name: tuple[str, ...] = setting(
         (), "Names that requests may use; the first is reported. Default: the model's name."
     )
@@ -203,7 +205,7 @@ class ObservabilityConfig:
     disable_log_stats: bool = setting(False, "No status line every 10 seconds.")
     metrics_compat: str | None = setting(
         None,
-        "Expose every series also under vLLM's names, for existing dashboards.",
+        "Expose every series also under vLLM's names, for existing dashboards. Default: no.",
         choices=("vllm",),
     )
 

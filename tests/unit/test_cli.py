@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import pytest
+
+from atom_lite import cli
+from atom_lite.config import Config, ModelConfig, SchedulerConfig, ServerConfig
+from atom_lite.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_no_arguments_give_the_defaults() -> None:
+    assert cli.parse_config([]) == Config()
+
+
+def test_dashes_and_underscores_are_the_same_flag() -> None:
+    dashed = cli.parse_config(["--max-model-len", "4096", "--served-model-name=a_b"])
+    scored = cli.parse_config(["--max_model_len", "4096", "--served_model_name=a_b"])
+    assert dashed == scored
+    assert dashed.model == ModelConfig(max_model_len=4096, served_model_name=("a_b",))
+
+
+def test_model_is_positional_or_a_flag_but_not_both() -> None:
+    assert cli.parse_config(["path/to/model"]).model.model == "path/to/model"
+    with pytest.raises(ConfigError, match="twice"):
+        cli.parse_config(["one", "--model", "other"])
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("8192", 8192), ("8k", 8000), ("8K", 8192), ("1.5k", 1500), ("2G", 2 << 30)]
+)
+def test_counts_take_suffixes(text: str, count: int) -> None:
+    assert cli.parse_config(["--kv-cache-memory-bytes", text]).cache.kv_cache_memory_bytes == count
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["--port", "65536"], "--port 65536: must be at most 65535"),
+        (["--port", "x"], "'x'"),
+        (["--block-size", "0"], "must be at least 1"),
+        (["--gpu-memory-utilization", "nan"], "must be at least"),
+        (["--dtype", "int3"], "int3"),
+        (["--nonsense"], "unrecognized argument: --nonsense"),
+        (["--enable-lora"], "LoRA is out of scope"),
+        (["--quantization", "awq"], "AWQ"),
+        (["--max-num-seqs", "16", "--max-num-batched-tokens", "15"], "--max-num-seqs (16)"),
+        (["--pipeline-parallel-size", "2"], "not supported yet"),
+    ],
+)
+def test_mistakes_name_the_flag_and_the_limit(argv: list[str], named: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        cli.parse_config(argv)
+    assert named in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "preset.toml"
+    path.write_text(
+        '[scheduler]\nmax_num_seqs = 4\nscheduling_policy = "priority"\n'
+        '[server]\nshutdown_timeout = 3\napi_key = ["a", "b"]\n'
+    )
+    config = cli.parse_config(["--config", str(path), "--max-num-seqs", "8"])
+    assert config.scheduler == SchedulerConfig(max_num_seqs=8, scheduling_policy="priority")
+    assert config.server == ServerConfig(shutdown_timeout=3.0, api_key=("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[nonsense]\n", "unknown table [nonsense]"),
+        ("[server]\nnonsense = 1\n", "unknown key server.nonsense"),
+        ('[server]\nport = "80"\n', "expected int, got '80'"),
+        ("[cache]\nenable_prefix_caching = 1\n", "expected bool"),
+        ("[server]\nport = 70000\n", "--port 70000"),
+        ("not toml", "preset.toml"),
+        ("port = 1\n", "unknown table [port]"),
+    ],
+)
+def test_mistakes_in_the_file_are_named(tmp_path: Path, text: str, named: str) -> None:
+    path = tmp_path / "preset.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        cli.parse_config(["--config", str(path)])
+    assert named in str(raised.value)
+
+
+def test_api_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOM_LITE_API_KEY", "secret")
+    assert cli.parse_config([]).server.api_key == ("secret",)
+    assert cli.parse_config(["--api-key", "flag"]).server.api_key == ("flag",)
+
+
+def test_help_names_every_setting_with_its_default() -> None:
+    text = " ".join(cli.build_parser().format_help().split())
+    for table in (getattr(Config(), field.name) for field in dataclasses.fields(Config)):
+        for setting in dataclasses.fields(table):
+            assert "--" + setting.name.replace("_", "-") in text
+            assert "Default" in setting.metadata["help"] or setting.default not in (None, ())
+
+
+def test_usage_of_the_script(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert cli.main(["nonsense"]) == 2
+    assert cli.main(["serve", "--port", "-1"]) == 2
+    assert "--port -1: must be at least 0" in capsys.readouterr().err

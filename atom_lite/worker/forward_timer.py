@@ -1,0 +1,85 @@
+"""How long the model call of a step took: the number that the latency model learns from.
+
+One protocol, two clocks. A CPU model call returns when it is done, so `perf_counter` around it is
+the truth. A GPU's returns when its kernels are queued, so events are recorded on the stream and
+read when they have passed.
+
+Runs on every stage, around the layers only: neither building inputs nor sampling is timed.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+import torch
+
+# Far below a step's duration, far above the cost of asking.
+POLL_INTERVAL_SECONDS = 20e-6
+
+
+class ForwardTimer(Protocol):
+    """Times one model call at a time: start, stop, then seconds."""
+
+    def start(self) -> None:
+        """Call right before the model."""
+        ...
+
+    def stop(self) -> None:
+        """Call right after the model call has returned."""
+        ...
+
+    def seconds(self) -> float:
+        """Duration of the last model call; may wait for a device to finish it."""
+        ...
+
+
+class WallTimer:
+    """For devices whose model call returns when it is done: the CPU."""
+
+    def __init__(self) -> None:
+        self._started = 0.0
+        self._seconds = 0.0
+
+    def start(self) -> None:
+        """See ForwardTimer."""
+        self._started = time.perf_counter()
+
+    def stop(self) -> None:
+        """See ForwardTimer."""
+        self._seconds = time.perf_counter() - self._started
+
+    def seconds(self) -> float:
+        """See ForwardTimer."""
+        return self._seconds
+
+
+class EventTimer:
+    """For a CUDA or ROCm device: events on the current stream.
+
+    The events are polled with short pauses, never synchronised on: a synchronising thread may spin
+    on a core that other threads of the engine need.
+    """
+
+    def __init__(self) -> None:
+        self._begin = torch.cuda.Event(enable_timing=True)
+        self._end = torch.cuda.Event(enable_timing=True)
+
+    def start(self) -> None:
+        """See ForwardTimer."""
+        self._begin.record()
+
+    def stop(self) -> None:
+        """See ForwardTimer."""
+        self._end.record()
+
+    def seconds(self) -> float:
+        """See ForwardTimer."""
+        while not self._end.query():
+            time.sleep(POLL_INTERVAL_SECONDS)
+        return self._begin.elapsed_time(self._end) / 1000.0
+
+
+def timer_for(device: torch.device) -> ForwardTimer:
+    """The timer that tells the truth on `device`."""
+    return EventTimer() if device.type == "cuda" else WallTimer()

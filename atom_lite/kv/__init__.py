@@ -1,0 +1,1 @@
+"""KV bookkeeping: block pool, prefix cache and the allocator over both. Pure Python."""

@@ -1,0 +1,1 @@
+"""The control plane: who runs in the next step, and with how many tokens. Pure Python."""

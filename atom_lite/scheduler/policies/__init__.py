@@ -1,0 +1,1 @@
+"""Batching policies, one file each: the order of work in a step and who is admitted."""

@@ -1,0 +1,68 @@
+"""The numbers that the scheduler keeps to, all resolved.
+
+Why: flags may say "decide at start"; by the time a scheduler exists everything is decided, so the
+control plane never meets a None. The engine makes this from `Config`, the model and the worker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from atom_lite.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    """Budgets of a step, sizes of the KV cache and switches.
+
+    A step that holds decodes keeps to `decode_step_tokens`, one without may take
+    `prefill_step_tokens`. `pipeline_depth` is how many steps (microbatches) may be in flight.
+    """
+
+    max_num_seqs: int
+    decode_step_tokens: int
+    prefill_step_tokens: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    eos_token_ids: frozenset[int]
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    pipeline_depth: int = 1
+
+    def check(self) -> None:
+        """Refuse numbers with which some sequence could never be scheduled.
+
+        Raises:
+            ConfigError: at start, for the operator; names the flag, its value and the limit.
+        """
+        for name, value, least in (
+            ("--max-num-seqs", self.max_num_seqs, 1),
+            ("--block-size", self.block_size, 1),
+            ("the number of KV blocks", self.num_blocks, 1),
+            ("--max-model-len", self.max_model_len, 2),
+            ("the number of microbatches in flight", self.pipeline_depth, 1),
+        ):
+            if value < least:
+                raise ConfigError(f"{name} is {value} but must be at least {least}")
+        for kind, budget in (
+            ("that holds decodes", self.decode_step_tokens),
+            ("without decodes", self.prefill_step_tokens),
+        ):
+            if budget < self.max_num_seqs:
+                raise ConfigError(
+                    f"--max-num-batched-tokens allows {budget} tokens in a step {kind} but must be "
+                    f"at least --max-num-seqs, which is {self.max_num_seqs}: each running sequence "
+                    "needs one token per step"
+                )
+        if self.scheduling_policy not in ("fcfs", "priority"):
+            raise ConfigError(
+                f"--scheduling-policy is {self.scheduling_policy!r}, must be fcfs or priority"
+            )
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens whose KV fits in the whole cache."""
+        return self.num_blocks * self.block_size

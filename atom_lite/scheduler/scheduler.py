@@ -1,0 +1,271 @@
+"""The scheduler: submissions and results in, step plans and events out.
+
+Why: this is the whole control plane of the engine behind five calls, so that the engine, the
+simulation and the tests drive the very same object. Runs in the head process. It must not import
+torch, do I/O or read a clock: whoever calls passes `now`.
+
+    submit, abort --> [waiting] --schedule(now)--> StepPlan --> stages
+                                                                  |
+    events <------------------commit(result, now)-- StepResult <--+
+
+Every submitted sequence ends with exactly one `SequenceFinished`, after its last tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from atom_lite.errors import EngineError, RequestError
+from atom_lite.kv.allocator import KVAllocator
+from atom_lite.kv.prefix_cache import extend_digests, root_digest
+from atom_lite.messages import (
+    EngineStats,
+    FinishReason,
+    SequenceEvent,
+    SequenceFinished,
+    SequenceTimings,
+    StepPlan,
+    StepResult,
+    SubmitSequence,
+    TokensGenerated,
+)
+from atom_lite.scheduler.chunk_size import ChunkPlanner, FixedBudget
+from atom_lite.scheduler.in_flight import Flight, InFlight, living_rows
+from atom_lite.scheduler.limits import SchedulerLimits
+from atom_lite.scheduler.policies.stall_free import StallFree
+from atom_lite.scheduler.roster import Roster
+from atom_lite.scheduler.sequence import Sequence
+from atom_lite.scheduler.step_builder import Machinery, StepBuilder
+from atom_lite.scheduler.stopping import Stop, find_stop, max_output_tokens
+
+if TYPE_CHECKING:
+    from atom_lite.scheduler.policies.policy import BatchingPolicy
+
+__all__ = ["Scheduler", "SchedulerLimits"]
+
+
+class Scheduler:
+    """Iteration-level scheduler over a paged KV cache.
+
+    Args:
+        limits: resolved numbers.
+        policy: order and admission. Default: stall-free.
+        planner: chunk size. Default: all that the budget leaves.
+
+    Raises:
+        ConfigError: limits under which some sequence could never run.
+    """
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        *,
+        policy: BatchingPolicy | None = None,
+        planner: ChunkPlanner | None = None,
+    ) -> None:
+        limits.check()
+        self._limits = limits
+        self._policy = policy or StallFree()
+        self._allocator = KVAllocator(
+            limits.num_blocks, limits.block_size, limits.enable_prefix_caching
+        )
+        self._roster = Roster(self._allocator)
+        self._in_flight = InFlight(limits.pipeline_depth)
+        self._machinery = Machinery(limits, self._roster, self._allocator, planner or FixedBudget())
+        self._num_submitted = 0
+        self._next_step_id = 0
+        self._counters = dict.fromkeys(
+            (
+                "num_steps",
+                "prefix_cache_queries",
+                "prefix_cache_hits",
+                "prompt_tokens_computed",
+                "output_tokens",
+            ),
+            0,
+        )
+
+    # ------------------------------------------------------------ sequences in and out
+
+    def submit(self, message: SubmitSequence, now: float) -> list[SequenceEvent]:
+        """Queue a sequence; one that can never be served ends at once with error status 400.
+
+        Raises:
+            EngineError: the id is in use. Ids come from our own frontend, which never reuses one.
+        """
+        if self._roster.get(message.sequence_id) is not None:
+            raise EngineError(f"sequence id {message.sequence_id} is submitted twice")
+        try:
+            most = max_output_tokens(message, self._limits)
+        except RequestError as error:
+            return [_refusal(message, error, now)]
+        self._num_submitted += 1
+        by_priority = self._limits.scheduling_policy == "priority"
+        sequence = Sequence(
+            submission=message,
+            order=(message.priority if by_priority else 0, self._num_submitted),
+            max_output_tokens=most,
+            root_digest=root_digest(message.cache_salt),
+            tokens=list(message.prompt_token_ids),
+        )
+        self._roster.add(sequence)
+        return []
+
+    def abort(
+        self, sequence_id: int, reason: Literal["stop", "abort"], now: float
+    ) -> list[SequenceEvent]:
+        """End a sequence now; nothing for an unknown id, which may just have finished."""
+        sequence = self._roster.get(sequence_id)
+        return [] if sequence is None else [self._finish(sequence, reason, now)]
+
+    def abort_all(self, now: float, error: str | None = None) -> list[SequenceEvent]:
+        """End every sequence: at shutdown, or with `error` when the engine has failed."""
+        reason: FinishReason = "abort" if error is None else "error"
+        return [self._finish(sequence, reason, now, error=error) for sequence in list(self._roster)]
+
+    # ------------------------------------------------------------ steps
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """Plan the next step; None when nothing can run now.
+
+        May be called again before `commit` until `pipeline_depth` plans are in flight.
+        """
+        if not self._in_flight.has_room or not len(self._roster):
+            return None
+        share = self._in_flight.decode_share(len(self._roster.decoding))
+        step = StepBuilder(self._machinery, self._next_step_id, now, share)
+        self._policy.fill(step)
+        if not step.rows:
+            return None
+        self._next_step_id += 1
+        self._counters["prefix_cache_queries"] += step.prefix_cache_queries
+        self._counters["prefix_cache_hits"] += step.prefix_cache_hits
+        self._in_flight.launch(step.flight)
+        return StepPlan(
+            step_id=step.flight.step_id,
+            starts=step.starts,
+            rows=step.rows,
+            drops=self._roster.take_drops(),
+        )
+
+    def commit(self, result: StepResult, now: float) -> list[SequenceEvent]:
+        """Take the result of the oldest plan in flight.
+
+        Raises:
+            EngineError: not that plan's result, or a token is missing; the engine cannot go on.
+        """
+        flight = self._in_flight.land(result)
+        self._count(flight)
+        events: list[SequenceEvent] = []
+        for row, token_id in living_rows(flight, result):
+            if token_id is not None:
+                self._accept(row.sequence, token_id, now, events)
+        return events
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached block that no running sequence holds."""
+        self._allocator.reset_prefix_cache()
+
+    # ------------------------------------------------------------ views
+
+    def has_work(self) -> bool:
+        """Whether a sequence lives or a result is still to come."""
+        return len(self._roster) > 0 or len(self._in_flight) > 0
+
+    def stats(self) -> EngineStats:
+        """Gauges of now and counters since start."""
+        return EngineStats(
+            num_running=self._roster.num_running,
+            num_waiting=len(self._roster.waiting),
+            kv_usage=self._allocator.num_held / self._limits.num_blocks,
+            num_preemptions=self._roster.num_preemptions,
+            **self._counters,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when the bookkeeping contradicts itself (tests call this)."""
+        self._roster.check_integrity()
+
+    # ------------------------------------------------------------ inside
+
+    def _accept(
+        self, sequence: Sequence, token_id: int, now: float, events: list[SequenceEvent]
+    ) -> None:
+        """Append a drawn token, and finish the sequence if it was the last."""
+        self._register_written_block(sequence)
+        sequence.sample_in_flight = False
+        sequence.tokens.append(token_id)
+        self._counters["output_tokens"] += 1
+        cached = 0
+        if sequence.first_token_time is None:
+            sequence.first_token_time = now
+            cached = sequence.num_cached_tokens
+        events.append(
+            TokensGenerated(
+                sequence_id=sequence.sequence_id, token_ids=[token_id], num_cached_tokens=cached
+            )
+        )
+        stop = find_stop(sequence, self._limits.eos_token_ids)
+        if stop is not None:
+            events.append(self._finish(sequence, stop.reason, now, stop=stop))
+
+    def _register_written_block(self, sequence: Sequence) -> None:
+        """Name the block that the landed decode has filled, if it has."""
+        block_size = self._limits.block_size
+        num_full = sequence.num_scheduled_tokens // block_size
+        if not self._limits.enable_prefix_caching or num_full <= sequence.num_registered_blocks:
+            return
+        extend_digests(sequence.digests, sequence.root_digest, sequence.tokens, block_size)
+        self._allocator.register(sequence.block_ids[num_full - 1], sequence.digests[num_full - 1])
+        sequence.num_registered_blocks = num_full
+
+    def _finish(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        now: float,
+        *,
+        stop: Stop | None = None,
+        error: str | None = None,
+    ) -> SequenceFinished:
+        self._roster.finish(sequence)
+        return SequenceFinished(
+            sequence_id=sequence.sequence_id,
+            reason=reason,
+            timings=SequenceTimings(
+                arrival_time=sequence.submission.arrival_time,
+                first_scheduled_time=sequence.first_scheduled_time,
+                first_token_time=sequence.first_token_time,
+                finish_time=now,
+            ),
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            num_output_tokens=sequence.num_output_tokens,
+            num_cached_tokens=sequence.num_cached_tokens,
+            num_preemptions=sequence.num_preemptions,
+            stop_token_id=None if stop is None else stop.stop_token_id,
+            error=error,
+        )
+
+    def _count(self, flight: Flight) -> None:
+        self._counters["num_steps"] += 1
+        self._counters["prompt_tokens_computed"] += sum(
+            row.num_tokens for row in flight.rows if not row.is_decode
+        )
+
+
+def _refusal(message: SubmitSequence, error: RequestError, now: float) -> SequenceFinished:
+    """The terminal event of a sequence that never ran."""
+    return SequenceFinished(
+        sequence_id=message.sequence_id,
+        reason="error",
+        timings=SequenceTimings(
+            arrival_time=message.arrival_time,
+            first_scheduled_time=None,
+            first_token_time=None,
+            finish_time=now,
+        ),
+        num_prompt_tokens=len(message.prompt_token_ids),
+        num_output_tokens=0,
+        error=error.message,
+        error_status=error.status,
+    )

@@ -1,0 +1,260 @@
+"""A step under construction: what a batching policy may ask, and what keeps it safe.
+
+Why: a policy says who goes next; budgets, blocks, preemption, prefix hits and the bookkeeping of
+what the stages know are the same under every policy and live here. Pure; one builder per step, in
+the head process.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from atom_lite.kv.prefix_cache import extend_digests
+from atom_lite.messages import SequenceStart, StepRow
+from atom_lite.scheduler.in_flight import Flight, FlightRow
+from atom_lite.scheduler.sequence import State
+
+if TYPE_CHECKING:
+    from atom_lite.kv.allocator import KVAllocator
+    from atom_lite.scheduler.chunk_size import ChunkPlanner
+    from atom_lite.scheduler.limits import SchedulerLimits
+    from atom_lite.scheduler.roster import Roster
+    from atom_lite.scheduler.sequence import Sequence
+
+
+class Admission(NamedTuple):
+    """A waiting sequence that can start now, and the cached blocks it would start from."""
+
+    sequence: Sequence
+    cached_block_ids: list[int]
+    num_tokens_left: int  # to prefill
+
+
+class Machinery(NamedTuple):
+    """What every step of one scheduler is built with."""
+
+    limits: SchedulerLimits
+    roster: Roster
+    allocator: KVAllocator
+    planner: ChunkPlanner
+
+
+class StepBuilder:
+    """Collects the rows of step `step_id`, within its token budget and the free blocks.
+
+    The budget is `decode_step_tokens` while any sequence decodes (in this step or, in a pipeline,
+    in another in flight: a huge prefill would stall it all the same), else `prefill_step_tokens`.
+    """
+
+    def __init__(self, machinery: Machinery, step_id: int, now: float, decode_share: int) -> None:
+        self._limits = machinery.limits
+        self._roster = machinery.roster
+        self._allocator = machinery.allocator
+        self._planner = machinery.planner
+        self._now = now
+        self._decode_share = decode_share
+        self.flight = Flight(step_id, [])
+        self.starts: list[SequenceStart] = []
+        self.rows: list[StepRow] = []
+        decoding = bool(self._roster.decoding)
+        limits = self._limits
+        self.budget_left = limits.decode_step_tokens if decoding else limits.prefill_step_tokens
+        self.prefix_cache_queries = 0  # tokens
+        self.prefix_cache_hits = 0
+
+    # ------------------------------------------------------------ what a policy may ask
+
+    @property
+    def whole_prompts(self) -> bool:
+        """Chunked prefill is off: each prompt goes in one step."""
+        return not self._limits.enable_chunked_prefill
+
+    def ready_decodes(self) -> list[Sequence]:
+        """Sequences whose last token has come back, in order; at most one microbatch's share."""
+        ready = [s for s in self._roster.decoding if not s.sample_in_flight]
+        return ready[: self._decode_share]
+
+    def partial_prefills(self) -> list[Sequence]:
+        """Sequences with some of their prompt still to compute, in order."""
+        return list(self._roster.prefilling)
+
+    def next_admission(self) -> Admission | None:
+        """The earliest waiting sequence, if it can start in this step.
+
+        It can when a running slot is free, no other is just computing the block that it needs
+        next, and its prefill plus one token, that of all partial prefills, and one more block for
+        each decoding sequence fit in the available blocks. Without this two half-done prompts
+        could preempt each other for ever, or a prompt be computed only to be preempted at once.
+        """
+        sequence = self._roster.waiting.peek()
+        if sequence is None or self._roster.num_running >= self._limits.max_num_seqs:
+            return None
+        cached = self._find_cached_blocks(sequence)
+        if self._waits_for_twin(sequence, len(cached)):
+            return None
+        # A cached block that nobody holds is taken from the available ones like any other.
+        needed = self._blocks_to_decode(len(sequence.tokens)) - self._allocator.count_held(cached)
+        promised = len(self._roster.decoding) + sum(
+            self._blocks_to_decode(s.prefill_end) - len(s.block_ids)
+            for s in self._roster.prefilling
+        )
+        if needed + promised > self._allocator.num_available:
+            return None
+        left = len(sequence.tokens) - len(cached) * self._limits.block_size
+        return Admission(sequence, cached, left)
+
+    # ------------------------------------------------------------ what a policy may do
+
+    def hold_decodes_back(self) -> None:
+        """Make this a step without decodes; only for whole prompts that fit beside none."""
+        assert self.whole_prompts and not self.rows
+        self.budget_left = self._limits.prefill_step_tokens
+
+    def place_decode(self, sequence: Sequence) -> bool:
+        """Place a ready decode, preempting the latest sequences where blocks are short.
+
+        Returns:
+            False when it was preempted itself, or waits for the result of a later one to come back.
+        """
+        if sequence.state is not State.DECODING:
+            return False  # preempted for an earlier row of this step
+        while not self._has_blocks_for(sequence, 1):
+            victim = self._roster.latest_preemptible(self.flight.step_id)
+            assert victim is not None, "the sequence itself is preemptible"
+            if victim is sequence and self._a_later_one_is_in_flight(sequence):
+                return False
+            self._roster.preempt(victim)
+            if victim is sequence:
+                return False
+        self._place(sequence, 1, is_decode=True)
+        return True
+
+    def place_chunk(self, sequence: Sequence) -> bool:
+        """Place the next chunk of a partial prefill, as far as budget and blocks go."""
+        num_tokens = self._chunk_tokens(
+            sequence.num_scheduled_tokens, sequence.num_prefill_tokens_left
+        )
+        slots = len(sequence.block_ids) + self._allocator.num_available
+        fitting = slots * self._limits.block_size - sequence.num_scheduled_tokens
+        num_tokens = min(num_tokens, fitting)
+        if num_tokens <= 0:
+            return False
+        self._place(sequence, num_tokens, is_decode=False)
+        return True
+
+    def admit(self, admission: Admission) -> bool:
+        """Start a waiting sequence with its first chunk, unless the planner gives it none now."""
+        sequence, cached, left = admission
+        prefix = len(cached) * self._limits.block_size
+        num_tokens = self._chunk_tokens(prefix, left)
+        if num_tokens <= 0:
+            return False
+        if sequence.first_scheduled_time is None:
+            sequence.first_scheduled_time = self._now
+            sequence.num_cached_tokens = prefix
+            self.prefix_cache_queries += len(sequence.tokens)
+            self.prefix_cache_hits += prefix
+        self._roster.start(sequence, cached)
+        self.starts.append(
+            SequenceStart(
+                sequence_id=sequence.sequence_id,
+                epoch=sequence.epoch,
+                token_ids=sequence.tokens.copy(),
+                num_prompt_tokens=sequence.num_prompt_tokens,
+                sampling=sequence.submission.sampling,
+                script=sequence.submission.script,
+            )
+        )
+        self._place(sequence, num_tokens, is_decode=False)
+        return True
+
+    # ------------------------------------------------------------ inside
+
+    def _chunk_tokens(self, prefix_tokens: int, remaining_tokens: int) -> int:
+        if self.whole_prompts:
+            fits = remaining_tokens <= self.budget_left
+            return remaining_tokens if fits or not self.rows else 0
+        if self.budget_left <= 0:
+            return 0
+        wish = self._planner.chunk_tokens(
+            prefix_tokens=prefix_tokens,
+            remaining_tokens=remaining_tokens,
+            budget_tokens=self.budget_left,
+        )
+        return min(wish, remaining_tokens, self.budget_left)
+
+    def _has_blocks_for(self, sequence: Sequence, num_tokens: int) -> bool:
+        end = sequence.num_scheduled_tokens + num_tokens
+        missing = self._allocator.blocks_for(end) - len(sequence.block_ids)
+        return missing <= self._allocator.num_available
+
+    def _blocks_to_decode(self, prefill_end: int) -> int:
+        """Blocks of a prefill and its first decode; the whole pool is enough for any sequence."""
+        return min(self._allocator.blocks_for(prefill_end + 1), self._limits.num_blocks)
+
+    def _a_later_one_is_in_flight(self, sequence: Sequence) -> bool:
+        """Whether a decode that should be preempted before this one still awaits its token."""
+        last = self._roster.decoding[-1]
+        return last.order > sequence.order and last.sample_in_flight
+
+    def _find_cached_blocks(self, sequence: Sequence) -> list[int]:
+        """Prefix hits, never the last token: its logits are needed, so it is computed again."""
+        if not self._allocator.enable_prefix_caching:
+            return []
+        block_size = self._limits.block_size
+        extend_digests(sequence.digests, sequence.root_digest, sequence.tokens, block_size)
+        most = (len(sequence.tokens) - 1) // block_size
+        return self._allocator.find_prefix(sequence.digests, most)
+
+    def _waits_for_twin(self, sequence: Sequence, num_cached_blocks: int) -> bool:
+        """Whether a partial prefill is about to compute the very block that this one needs next."""
+        end = (num_cached_blocks + 1) * self._limits.block_size
+        if not self._allocator.enable_prefix_caching or end >= len(sequence.tokens):
+            return False
+        digest = sequence.digests[num_cached_blocks]
+        return any(
+            other.num_scheduled_tokens < end <= other.prefill_end
+            and other.digests[num_cached_blocks] == digest
+            for other in self._roster.prefilling
+        )
+
+    def _place(self, sequence: Sequence, num_tokens: int, *, is_decode: bool) -> None:
+        start = sequence.num_scheduled_tokens
+        end = start + num_tokens
+        missing = self._allocator.blocks_for(end) - len(sequence.block_ids)
+        if missing > 0:
+            sequence.block_ids += self._allocator.take(missing)
+        sample = end == len(sequence.tokens)
+        self.rows.append(
+            StepRow(
+                sequence_id=sequence.sequence_id,
+                epoch=sequence.epoch,
+                start=start,
+                num_tokens=num_tokens,
+                sample=sample,
+                new_block_ids=sequence.block_ids[sequence.num_sent_blocks :],
+                token_ids=sequence.tokens[start:end] if is_decode else [],
+            )
+        )
+        self.flight.rows.append(FlightRow(sequence, sequence.epoch, num_tokens, is_decode, sample))
+        self.budget_left -= num_tokens
+        sequence.num_sent_blocks = len(sequence.block_ids)
+        sequence.num_scheduled_tokens = end
+        sequence.sample_in_flight = sample
+        sequence.last_step_id = self.flight.step_id
+        if not is_decode:
+            self._register_full_blocks(sequence)
+            if sample:
+                self._roster.end_prefill(sequence)
+
+    def _register_full_blocks(self, sequence: Sequence) -> None:
+        """Let others hit the blocks of this chunk, from this very step on.
+
+        Safe because each layer stores the KV of a whole step before any row of it attends.
+        """
+        if not self._allocator.enable_prefix_caching:
+            return
+        num_full = sequence.num_scheduled_tokens // self._limits.block_size
+        for index in range(sequence.num_registered_blocks, num_full):
+            self._allocator.register(sequence.block_ids[index], sequence.digests[index])
+        sequence.num_registered_blocks = num_full

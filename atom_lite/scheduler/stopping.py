@@ -1,0 +1,81 @@
+"""When a sequence has its last token, and why.
+
+Why: the rules are few but every client sees them, so they are one pure function. Runs in the head
+process. Stop *strings* are not here: the frontend matches text and then sends an abort with the
+reason "stop". The sampler masks stop tokens until `min_tokens`; this module agrees with it.
+
+The stop token itself is delivered and counted; the frontend hides its text.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from atom_lite.errors import RequestError
+
+if TYPE_CHECKING:
+    from atom_lite.messages import FinishReason, SubmitSequence
+    from atom_lite.scheduler.limits import SchedulerLimits
+    from atom_lite.scheduler.sequence import Sequence
+
+
+class Stop(NamedTuple):
+    """Why a sequence ends; `stop_token_id` is set for a match of `stop_token_ids`, not for EOS."""
+
+    reason: FinishReason
+    stop_token_id: int | None = None
+
+
+def max_output_tokens(message: SubmitSequence, limits: SchedulerLimits) -> int:
+    """How many tokens the sequence may generate before it ends with "length".
+
+    The least of what the client asks for, what the model's context leaves, and what the whole KV
+    cache could hold if nothing else ran. The last token's own KV is never written, hence the + 1.
+    So a sequence that outgrows the cache ends just where, alone, it could get no further block.
+
+    Raises:
+        RequestError: the request can never be served; the scheduler turns it into the sequence's
+            terminal event.
+    """
+    prompt = len(message.prompt_token_ids)
+    if prompt < 1:
+        raise RequestError("the prompt is empty; at least one token is needed", param="prompt")
+    if message.sampling.max_tokens < 1:
+        raise RequestError(
+            f"max_tokens is {message.sampling.max_tokens} but must be at least 1",
+            param="max_tokens",
+        )
+    if prompt + 1 > limits.max_model_len:
+        raise RequestError(
+            f"this model's maximum context length is {limits.max_model_len} tokens but the prompt "
+            f"has {prompt} tokens, which leaves no room for an output token",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    if prompt + 1 > limits.pool_tokens:
+        raise RequestError(
+            f"the prompt has {prompt} tokens but the KV cache holds {limits.pool_tokens} "
+            f"({limits.num_blocks} blocks of {limits.block_size}), prompt and output together",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    return min(
+        message.sampling.max_tokens,
+        limits.max_model_len - prompt,
+        limits.pool_tokens + 1 - prompt,
+    )
+
+
+def find_stop(sequence: Sequence, eos_token_ids: frozenset[int]) -> Stop | None:
+    """Whether the last token ends the sequence: EOS goes before a stop id, both before length."""
+    sampling = sequence.submission.sampling
+    num_output_tokens = sequence.num_output_tokens
+    if num_output_tokens >= sampling.min_tokens:
+        token_id = sequence.tokens[-1]
+        if token_id in eos_token_ids and not sampling.ignore_eos:
+            return Stop("stop")
+        if token_id in sampling.stop_token_ids:
+            return Stop("stop", token_id)
+    if num_output_tokens >= sequence.max_output_tokens:
+        return Stop("length")
+    return None

@@ -45,7 +45,6 @@ class Head:
         self._scheduler = scheduler
         self._link = link
         self._forward = ForwardThread(runner, on_done=link.wake)
-        self._num_in_flight = 0
         self._step_tokens: list[int] = []
         self._stopping = False
 
@@ -93,18 +92,13 @@ class Head:
     def _commit_finished(self) -> list[SequenceEvent]:
         events: list[SequenceEvent] = []
         while (result := self._forward.take_result()) is not None:
-            self._num_in_flight -= 1
             events += self._scheduler.commit(result, time.monotonic())
         return events
 
     def _start_next(self) -> None:
-        """Fill the pipeline: one plan in flight for each stage."""
-        while self._num_in_flight < self._scheduler.limits.pipeline_depth:
-            plan = self._scheduler.schedule(time.monotonic())
-            if plan is None:
-                return
+        """Plan until the pipeline is full or nothing can run."""
+        while (plan := self._scheduler.schedule(time.monotonic())) is not None:
             self._step_tokens.append(sum(row.num_tokens for row in plan.rows))
-            self._num_in_flight += 1
             self._forward.start(plan)
 
     def _send(self, events: list[SequenceEvent]) -> None:

@@ -67,15 +67,13 @@ def num_pool_blocks(cache: CacheConfig, demand: PoolDemand) -> int:
     num_blocks = budget // demand.bytes_per_block
     if num_blocks < 1:
         raise ConfigError(
-            f"no memory for the KV cache: {demand.available_bytes} bytes are free after the weights, "
-            f"{budget} of them are for it, and one block takes {demand.bytes_per_block}"
+            f"no memory for the KV cache: {demand.available_bytes} bytes are free after the "
+            f"weights, {budget} of them are for it, and one block takes {demand.bytes_per_block}"
         )
     return num_blocks
 
 
-def fit_model_len(
-    *, flag: int | None, model_limit: int, num_blocks: int, block_size: int
-) -> int:
+def fit_model_len(*, flag: int | None, model_limit: int, num_blocks: int, block_size: int) -> int:
     """Most tokens of a sequence: `--max-model-len`, else the model's limit, if the pool holds it.
 
     Raises:

@@ -1,10 +1,10 @@
 """Load format `scripted`: the model says what a test told it to say.
 
 Why it exists: tests of stop strings, tool calls or schedules need known output, and still want the
-real engine under it. So the weights are dummies of a tiny config, each layer really runs and writes
-KV, and only the logits are replaced: +30 at the next id of the sequence's script (an EOS id when the
-script is over or absent), 0 elsewhere. That happens *before* masks and sampling, so min_tokens and
-the filters still have their say.
+real engine under it. So the weights are dummies of a tiny config (`--model` is a directory that
+holds its config.json), each layer really runs and writes KV, and only the logits are replaced: +30
+at the next id of the sequence's script (an EOS id when the script is over or absent), 0 elsewhere.
+That happens *before* masks and sampling, so min_tokens and the filters still have their say.
 
 Runs on the last stage. A script in any other load format, and ids outside the vocabulary, are the
 frontend's to refuse; should such an id come through, it ends the script rather than the engine.

@@ -1,0 +1,38 @@
+"""Which device the flags mean, and how many threads torch may use on it.
+
+Runs once per stage at start, before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from atom_lite.errors import ConfigError
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device called `name`; `auto` takes an accelerator if torch sees one.
+
+    Raises:
+        ConfigError: an accelerator is asked for, and torch sees none.
+    """
+    if name == "cpu":
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    if name == "auto":
+        return torch.device("cpu")
+    raise ConfigError(f"--device {name}: torch {torch.__version__} sees no such device here")
+
+
+def set_threads(threads: int | None) -> None:
+    """Give torch's operations `threads` CPU threads; None leaves torch's own choice.
+
+    Raises:
+        ConfigError: fewer than one.
+    """
+    if threads is None:
+        return
+    if threads < 1:
+        raise ConfigError(f"--threads {threads}: must be at least 1")
+    torch.set_num_threads(threads)

@@ -1,0 +1,179 @@
+"""Runs step plans on one stage: mirror, inputs, layers, sampling.
+
+The data plane's front door. It decides nothing: which tokens are computed, into which blocks, and
+which rows draw a token is all in the plan; its only state is the mirror of the live sequences. Runs
+in the engine process, on the forward thread; must not be called from two threads at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from atom_lite.attention.select import select_backend
+from atom_lite.errors import ConfigError
+from atom_lite.messages import SampledToken, StepResult
+from atom_lite.models.checkpoint import resolve_checkpoint
+from atom_lite.models.dtype import choose_dtype
+from atom_lite.models.registry import load_model
+from atom_lite.models.spec import load_spec
+from atom_lite.worker.device import resolve_device, set_threads
+from atom_lite.worker.forward_timer import timer_for
+from atom_lite.worker.inputs import build_inputs
+from atom_lite.worker.kv_cache import allocate_pool
+from atom_lite.worker.memory import check_model_len
+from atom_lite.worker.sampler import Draw, Sampler
+from atom_lite.worker.sampling_defaults import sampling_defaults
+from atom_lite.worker.scripted import scripted_logits
+from atom_lite.worker.sequence_table import SequenceTable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from atom_lite.config import Config
+    from atom_lite.messages import StepPlan
+    from atom_lite.models.registry import Decoder
+    from atom_lite.worker.inputs import StepInputs
+    from atom_lite.worker.kv_cache import KVPool
+
+SCRIPTED = "scripted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerInfo:
+    """What the engine learns from the loaded model and the pool."""
+
+    num_blocks: int
+    max_model_len: int  # tokens, prompt plus output
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str  # "float32", "bfloat16", ...
+    device: str  # "cpu", "cuda:0"
+    architecture: str
+    default_sampling: dict[str, float]
+    memory_bytes: dict[str, int]  # by kind: weights, kv_cache
+
+
+class Runner:
+    """One stage. Made by `Runner.load`.
+
+    Args:
+        config: the whole tree; read only.
+        info: what `info` shows.
+        decoder: the model.
+        pool: its KV cache.
+    """
+
+    def __init__(self, config: Config, info: RunnerInfo, decoder: Decoder, pool: KVPool) -> None:
+        self.info = info
+        self._decoder = decoder
+        self._pool = pool
+        self._scripted = config.model.load_format == SCRIPTED
+        self._device = torch.device(info.device)
+        self._timer = timer_for(self._device)
+        self._sampler = Sampler(vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids)
+        self._table = SequenceTable(
+            max_model_len=info.max_model_len,
+            block_size=config.cache.block_size,
+            num_rows=config.scheduler.max_num_seqs,
+        )
+
+    @classmethod
+    def load(cls, config: Config) -> Runner:
+        """Load the checkpoint that the flags name and allocate its KV cache.
+
+        Raises:
+            ConfigError: anything the operator can cause; the engine reports it and exits 2.
+        """
+        _check_sizes(config)
+        set_threads(config.model.threads)
+        device = resolve_device(config.model.device)
+        checkpoint = resolve_checkpoint(
+            config.model.model,
+            revision=config.model.revision,
+            load_format=config.model.load_format,
+        )
+        spec = load_spec(checkpoint)
+        # Before the weights, which take seconds: what cannot work should fail at once.
+        check_model_len(config.model.max_model_len, spec.max_position_embeddings)
+        dtype = choose_dtype(config.model.dtype, device, spec)
+        backend = select_backend(config.model.attention_backend, device)
+        decoder = load_model(
+            checkpoint,
+            spec,
+            dtype=dtype,
+            device=device,
+            load_format=config.model.load_format,
+            backend=backend,
+            seed=config.model.seed,
+        )
+        pool = allocate_pool(config, spec, backend, dtype, device)
+        info = RunnerInfo(
+            num_blocks=pool.num_blocks,
+            max_model_len=pool.max_model_len,
+            vocab_size=spec.vocab_size,
+            eos_token_ids=tuple(spec.eos_token_ids),
+            dtype=str(dtype).removeprefix("torch."),
+            device=str(device),
+            architecture=spec.architecture,
+            default_sampling=sampling_defaults(config.model.generation_config, checkpoint),
+            memory_bytes={"weights": decoder.weight_bytes(), "kv_cache": pool.num_bytes},
+        )
+        return cls(config, info, decoder, pool)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """Run one step to its end: apply drops and starts, compute the rows, draw the tokens."""
+        sequences = self._table.apply(plan)
+        if not sequences:
+            return StepResult(step_id=plan.step_id, tokens=[])
+        inputs = build_inputs(plan, sequences, self._table, self._device)
+        self._timer.start()
+        hidden = self._decoder.forward(
+            inputs.token_ids, inputs.positions, self._pool.layers, inputs.metadata
+        )
+        self._timer.stop()
+        tokens = self._draw(hidden, inputs) if inputs.sampled else []
+        return StepResult(
+            step_id=plan.step_id, tokens=tokens, stage_seconds=[self._timer.seconds()]
+        )
+
+    def _draw(self, hidden: Tensor, inputs: StepInputs) -> list[SampledToken]:
+        """Draw the next token of the rows that ask for one.
+
+        Args:
+            hidden: [T, E] of the last layer.
+            inputs: of the step.
+        """
+        sequences = [row.sequence for row in inputs.sampled]
+        indices = [row.output_index for row in inputs.sampled]
+        if self._scripted:
+            logits = scripted_logits(
+                sequences,
+                indices,
+                vocab_size=self.info.vocab_size,
+                eos_token_ids=self.info.eos_token_ids,
+                device=self._device,
+            )
+        else:
+            logits = self._decoder.logits(hidden[inputs.logits_rows])
+        token_ids = self._sampler.sample(
+            logits,
+            [Draw(row.sampling, index) for row, index in zip(sequences, indices, strict=True)],
+        )
+        return [
+            SampledToken(sequence_id=row.sequence_id, epoch=row.epoch, token_id=token_id)
+            for row, token_id in zip(sequences, token_ids, strict=True)
+        ]
+
+
+def _check_sizes(config: Config) -> None:
+    """The sizes that everything below divides or multiplies by."""
+    for flag, value in (
+        ("--block-size", config.cache.block_size),
+        ("--max-num-seqs", config.scheduler.max_num_seqs),
+    ):
+        if value < 1:
+            raise ConfigError(f"{flag} {value}: must be at least 1")

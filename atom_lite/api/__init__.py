@@ -1,0 +1,1 @@
+"""The HTTP surface: OpenAI's endpoints on FastAPI, in the frontend process."""

@@ -1,0 +1,1 @@
+"""What operators see: log lines, the periodic status line and Prometheus metrics."""

@@ -1,0 +1,146 @@
+"""Every way an answer can be an error: OpenAI's nested body, the right status, no leaks.
+
+    RequestError              its own 4xx (503 for overload)
+    EngineError               500, or 503 where the request was not started
+    unknown path, method      404, 405
+    anything else             500 with a fixed text; the cause goes to the log only
+
+Clients retry 429 and 5xx by themselves, so 429 and 503 carry Retry-After.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from atom_lite.errors import EngineError, RequestError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from pydantic import ValidationError
+    from starlette.requests import Request
+
+RETRY_AFTER_SECONDS = 1
+CLIENT_CLOSED_REQUEST = 499  # nginx's number; the client never sees it, the metrics do
+_MAX_MESSAGE_CHARS = 1000
+_MAX_SHOWN_INPUT_CHARS = 60
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+_OBJECT_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_FILE_PATH = re.compile(r"(?<![\w:/.])(?:/[\w.@+-]+){2,}")
+
+logger = logging.getLogger(__name__)
+
+
+def error_body(
+    status: int, message: str, *, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """OpenAI's error object for a status."""
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    shown = sanitise(message)
+    return {"error": {"message": shown, "type": kind, "param": param, "code": code}}
+
+
+def error_response(
+    status: int, message: str, *, param: str | None = None, code: str | None = None
+) -> Response:
+    """A JSON error answer."""
+    body = msgspec.json.encode(error_body(status, message, param=param, code=code))
+    retry = {"retry-after": str(RETRY_AFTER_SECONDS)} if status in (429, 503) else None
+    return Response(body, status, headers=retry, media_type="application/json")
+
+
+def fault_response(error: RequestError | EngineError) -> Response:
+    """The answer that one of our own errors deserves."""
+    if isinstance(error, RequestError):
+        return error_response(error.status, error.message, param=error.param, code=error.code)
+    return error_response(500, str(error), code="engine_error")
+
+
+def fault_body(error: RequestError | EngineError) -> dict[str, Any]:
+    """The same as a body, for a stream that has already started."""
+    if isinstance(error, RequestError):
+        return error_body(error.status, error.message, param=error.param, code=error.code)
+    return error_body(500, str(error), code="engine_error")
+
+
+def sanitise(message: str) -> str:
+    """Take out object addresses, file paths and lone surrogates, and bound the length."""
+    message = _OBJECT_ADDRESS.sub("", message)
+    message = _FILE_PATH.sub("<path>", message)
+    message = message.encode("utf-8", "backslashreplace").decode()
+    if len(message) > _MAX_MESSAGE_CHARS:
+        message = message[: _MAX_MESSAGE_CHARS - 3] + "..."
+    return message
+
+
+def shown(value: object) -> str:
+    """A client's value as an error message quotes it: ASCII and short."""
+    text = ascii(value[:_MAX_SHOWN_INPUT_CHARS] if isinstance(value, str | list) else value)
+    if len(text) > _MAX_SHOWN_INPUT_CHARS:
+        text = text[: _MAX_SHOWN_INPUT_CHARS - 3] + "..."
+    return text
+
+
+def from_validation(error: ValidationError) -> RequestError:
+    """The first complaint of a schema as a 400 that names the field in dotted form."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    if first["type"] == "json_invalid":
+        return RequestError(f"The body is not valid JSON: {first['msg']}", code="invalid_json")
+    # Union branches add their own names to the path ("list[str]", "function-after[...]").
+    path = [str(part) for part in first["loc"] if re.fullmatch(r"\w+", str(part))]
+    while path and path[-1] in ("str", "int", "float", "bool"):
+        path.pop()
+    param = ".".join(path) or None
+    message = first["msg"].removeprefix("Value error, ")
+    where = f"'{param}': " if param else ""
+    if first["type"] == "missing":
+        return RequestError(f"{where}field required", param=param, code="missing_field")
+    return RequestError(f"{where}{message}, got {shown(first['input'])}", param=param)
+
+
+def install(app: FastAPI) -> None:
+    """Register the handlers on an application."""
+    app.add_exception_handler(RequestError, _on_fault)
+    app.add_exception_handler(EngineError, _on_fault)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
+    app.add_exception_handler(Exception, _on_bug)
+
+
+async def _on_fault(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError | EngineError)
+    return fault_response(error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = shown(request.url.path)
+    if error.status_code == 404:
+        return error_response(404, f"No such path: {path}", code="not_found")
+    if error.status_code == 405:
+        message = f"{request.method} is not allowed on {path}"
+        response = error_response(405, message, code="method_not_allowed")
+        response.headers.update(error.headers or {})
+        return response
+    return error_response(error.status_code, str(error.detail))
+
+
+async def _on_disconnect(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+async def _on_bug(_request: Request, _error: Exception) -> Response:
+    # Starlette logs and re-raises after this answer, so the traceback reaches the server's log.
+    return error_response(500, "Internal server error", code="internal_error")

@@ -1,0 +1,102 @@
+"""The one table of request fields that would change the answer and are not implemented.
+
+A request that asks for one of them gets a 400 that names it, never an answer that ignores it. A
+value that asks for nothing (n = 1, a penalty of 0, null) passes. To implement a field, take its row
+out and declare it in the schema.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from atom_lite.api.faults import shown
+from atom_lite.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Field -> values that ask for nothing. None (absent or null) always does.
+NOT_YET: dict[str, tuple[Any, ...]] = {
+    # more than one choice
+    "n": (1,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    # log probabilities and token echoes
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (False,),
+    "logprob_token_ids": (),
+    "echo": (False,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    # shaping the distribution
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "length_penalty": (1,),
+    "repetition_detection": (),
+    "logits_processors": ([],),
+    # tools and reasoning
+    "tools": (),
+    "tool_choice": ("none",),
+    "functions": (),
+    "function_call": ("none",),
+    "include_reasoning": (True,),
+    "thinking_token_budget": (),
+    # structured output
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json_object": (False,),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "structural_tag": (),
+    "json_schema": (),
+    "regex": (),
+    "ebnf": (),
+    "grammar": ("",),
+    "stop_regex": (),
+    # the prompt
+    "suffix": ("",),
+    "prompt_embeds": (),
+    "chat_template": (),
+    "truncate_prompt_tokens": (),
+    "truncation_side": (),
+    "mm_processor_kwargs": (),
+    # other kinds of output
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "spaces_between_special_tokens": (True,),
+    "kv_transfer_params": (),
+}
+
+
+def refuse_not_yet(fields: Mapping[str, Any]) -> None:
+    """Check the raw fields of a request against the table.
+
+    Raises:
+        RequestError: 400 with the field as `param`.
+    """
+    for name in fields.keys() & NOT_YET.keys():
+        value = fields[name]
+        if value is None or any(_same(value, neutral) for neutral in NOT_YET[name]):
+            continue
+        raise not_yet(name, f"'{name}' = {shown(value)}")
+
+
+def not_yet(param: str, what: str) -> RequestError:
+    """The 400 for something that a client may ask for and we cannot do yet."""
+    return RequestError(f"{what} is not supported yet", param=param, code="not_supported_yet")
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Equality that does not take 0 for False or 1 for True."""
+    return isinstance(value, bool) is isinstance(neutral, bool) and bool(value == neutral)

@@ -1,0 +1,127 @@
+"""Sends a generation as an HTTP answer, and notices when nobody is left to read it.
+
+The status line of a stream waits for its first event, so that an engine that refuses the sequence
+still gives a proper HTTP status; it waits a second at most, because clients of a busy server must
+see that they are connected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from starlette.responses import Response
+
+from atom_lite.api import sse
+from atom_lite.api.faults import fault_body, fault_response
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from atom_lite.api.frontend import Frontend
+    from atom_lite.api.generation import Generation, SequenceOutput
+    from atom_lite.api.replies import Reply
+
+_STATUS_WAIT_SECONDS = 1.0
+
+
+class GenerationResponse(Response):
+    """Runs a generation and writes its answer, whole or as events.
+
+    Args:
+        frontend: counts the request as open while this runs.
+        generation: not started yet; it is submitted when the answer begins.
+        reply: the shape of the answer.
+        stream_interval: tokens between two chunks of a choice.
+    """
+
+    media_type = "application/json"
+
+    def __init__(
+        self, frontend: Frontend, generation: Generation, reply: Reply, *, stream_interval: int = 1
+    ) -> None:
+        super().__init__()
+        self._frontend = frontend
+        self._generation = generation
+        self._reply = reply
+        self._stream_interval = stream_interval
+        self._tokens_sent: dict[int, int] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer; on every way out nothing of this request runs on."""
+        generation = self._generation
+        with self._frontend.open_request(generation):
+            generation.start()
+            watcher = asyncio.create_task(_watch_client(receive, generation))
+            try:
+                if self._reply.options.stream:
+                    await self._send_stream(scope, receive, send)
+                else:
+                    await self._send_whole(scope, receive, send)
+            finally:
+                watcher.cancel()
+                generation.abort()
+
+    async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        generation = self._generation
+        while not generation.settled:
+            await generation.wait()
+        if generation.client_gone:
+            return
+        if generation.fault is not None:
+            await fault_response(generation.fault)(scope, receive, send)
+            return
+        body = self._reply.whole(generation.outputs)
+        await Response(body, media_type=self.media_type)(scope, receive, send)
+
+    async def _send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        generation = self._generation
+        keep_alive = self._frontend.config.server.sse_keep_alive_interval or None
+        await generation.wait(min(_STATUS_WAIT_SECONDS, keep_alive or _STATUS_WAIT_SECONDS))
+        if generation.client_gone:
+            return
+        if generation.fault is not None:
+            await fault_response(generation.fault)(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
+        while True:
+            settled = generation.settled
+            data = b"".join([self._chunks(output) for output in generation.take_changed()])
+            if settled:
+                break
+            if data:
+                await _write(send, data)
+            if not await generation.wait(keep_alive):
+                await _write(send, sse.KEEP_ALIVE)
+        if not generation.client_gone:
+            await _write(send, data + self._closing(), more=False)
+
+    def _chunks(self, output: SequenceOutput) -> bytes:
+        """What is new of a choice: its role first, then text, then how it ended."""
+        sent = self._tokens_sent.get(output.index)
+        due = sent is None or output.num_output_tokens - sent >= self._stream_interval
+        if output.fault is not None or not (due or output.finished):
+            return b""
+        parts = [self._reply.opening(output)] if sent is None else []
+        self._tokens_sent[output.index] = output.num_output_tokens
+        if text := output.take_text():
+            parts.append(self._reply.delta(output, text))
+        if output.finished and self._generation.fault is None:
+            parts.append(self._reply.ending(output))
+        return b"".join(parts)
+
+    def _closing(self) -> bytes:
+        fault = self._generation.fault
+        if fault is not None:
+            return sse.event(fault_body(fault)) + sse.DONE
+        return self._reply.closing(self._generation.outputs)
+
+
+async def _write(send: Send, data: bytes, *, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+async def _watch_client(receive: Receive, generation: Generation) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    generation.leave()

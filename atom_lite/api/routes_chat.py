@@ -1,0 +1,43 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request  # noqa: TC002  # FastAPI reads the annotation
+from starlette.responses import Response  # noqa: TC002
+
+from atom_lite.api.frontend import frontend_of
+from atom_lite.api.gate import rename_request, request_id_of
+from atom_lite.api.openapi import body_of
+from atom_lite.api.replies import ChatReply, ReplyOptions
+from atom_lite.api.respond import GenerationResponse
+from atom_lite.api.schema import read_body
+from atom_lite.api.schema_chat import ChatCompletionRequest
+
+router = APIRouter(tags=["chat"])
+
+
+@router.post("/v1/chat/completions", openapi_extra=body_of(ChatCompletionRequest))
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation with one assistant message, whole or as server-sent events."""
+    frontend = frontend_of(request)
+    body = await read_body(request, ChatCompletionRequest)
+    if body.request_id is not None:
+        rename_request(request, body.request_id)
+    model = frontend.check_model(body.model)
+    prompt = await frontend.prompts.from_messages(
+        body.messages, body, add_special_tokens=body.add_special_tokens
+    )
+    generation = frontend.generation(
+        body, [prompt], max_tokens=body.max_completion_tokens or body.max_tokens
+    )
+    options = ReplyOptions(
+        request_id=request_id_of(request),
+        model=model,
+        stream=bool(body.stream),
+        usage=body.wants_usage,
+        running_usage=body.wants_running_usage,
+    )
+    return GenerationResponse(
+        frontend, generation, ChatReply(options), stream_interval=body.stream_interval or 1
+    )

@@ -1,0 +1,63 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter
+from starlette.requests import Request  # noqa: TC002  # FastAPI reads the annotation
+from starlette.responses import Response  # noqa: TC002
+
+from atom_lite.api.frontend import frontend_of
+from atom_lite.api.gate import rename_request, request_id_of
+from atom_lite.api.openapi import body_of
+from atom_lite.api.replies import CompletionReply, ReplyOptions
+from atom_lite.api.respond import GenerationResponse
+from atom_lite.api.schema import read_body
+from atom_lite.api.schema_completions import DEFAULT_MAX_TOKENS, CompletionRequest
+from atom_lite.errors import RequestError
+
+if TYPE_CHECKING:
+    from atom_lite.api.frontend import Frontend
+
+router = APIRouter(tags=["completions"])
+
+
+@router.post("/v1/completions", openapi_extra=body_of(CompletionRequest))
+async def completions(request: Request) -> Response:
+    """Continue one or several prompts; several give one choice each, in their order."""
+    frontend = frontend_of(request)
+    body = await read_body(request, CompletionRequest)
+    if body.request_id is not None:
+        rename_request(request, body.request_id)
+    model = frontend.check_model(body.model)
+    prompts = await _token_ids(frontend, body)
+    generation = frontend.generation(
+        body, prompts, max_tokens=body.max_tokens, default_max_tokens=DEFAULT_MAX_TOKENS
+    )
+    options = ReplyOptions(
+        request_id=request_id_of(request),
+        model=model,
+        stream=bool(body.stream),
+        usage=body.wants_usage,
+        running_usage=body.wants_running_usage,
+    )
+    return GenerationResponse(
+        frontend, generation, CompletionReply(options), stream_interval=body.stream_interval or 1
+    )
+
+
+async def _token_ids(frontend: Frontend, body: CompletionRequest) -> list[list[int]]:
+    if not body.prompts:
+        raise RequestError("'prompt' holds no prompt", param="prompt")
+    prompts = []
+    for prompt in body.prompts:
+        if isinstance(prompt, str):
+            ids = await frontend.prompts.from_text(
+                prompt, add_special_tokens=body.add_special_tokens
+            )
+        else:
+            ids = prompt
+            frontend.sampling.check_ids(ids, "prompt")
+        prompts.append(ids)
+    return prompts

@@ -1,0 +1,62 @@
+"""Health, version, metrics and the small controls: no inference here."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request  # noqa: TC002  # FastAPI reads the annotation
+from starlette.responses import Response
+
+from atom_lite import __version__
+from atom_lite.api.faults import error_response
+from atom_lite.api.frontend import frontend_of
+
+router = APIRouter(tags=["server"])
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """200 and nothing else while the server takes work; 503 with the reason otherwise."""
+    frontend = frontend_of(request)
+    if not frontend.engine.alive:
+        return error_response(503, "The engine is dead", code="engine_dead")
+    if frontend.shutting_down:
+        return error_response(503, "The server is shutting down", code="shutting_down")
+    return Response()
+
+
+@router.get("/ping", name="ping")
+async def ping(request: Request) -> Response:
+    """The same for SageMaker."""
+    return await health(request)
+
+
+@router.post("/ping", name="ping_post")
+async def ping_post(request: Request) -> Response:
+    """The same for SageMaker, which may also POST."""
+    return await health(request)
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    """The version of this server."""
+    return {"version": __version__}
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """All series, in the Prometheus text format or OpenMetrics as the client prefers."""
+    page, content_type = frontend_of(request).metrics.exposition(request.headers.get("accept", ""))
+    return Response(page, headers={"content-type": content_type})
+
+
+@router.get("/load")
+async def load(request: Request) -> dict[str, int]:
+    """How many generating requests are open."""
+    return {"server_load": frontend_of(request).open_requests}
+
+
+@router.post("/reset_prefix_cache")
+async def reset_prefix_cache(request: Request) -> Response:
+    """Forget cached KV blocks that no running sequence holds."""
+    frontend_of(request).engine.reset_prefix_cache()
+    return Response()

@@ -1,0 +1,158 @@
+"""What all generating endpoints accept, and how a body becomes one of the schemas.
+
+Pydantic reads the JSON itself (no dict in between) and the same classes make /openapi.json. Unknown
+fields are accepted with one warning per name: clients of other servers send extras all the time.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from atom_lite.api.faults import from_validation, shown
+from atom_lite.api.not_yet import NOT_YET, refuse_not_yet
+from atom_lite.errors import RequestError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_STOPS = 64
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 1024
+_MAX_WARNED_NAMES = 256  # a client must not grow our memory by inventing names
+
+# Fields that change nothing in the answer of a server like this one.
+_IGNORED = frozenset(
+    (
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "session_id",
+        "parallel_tool_calls",
+    )
+)
+_INT64 = 2**63
+
+Int64 = Annotated[int, Field(ge=-_INT64, lt=_INT64)]
+PositiveInt = Annotated[int, Field(ge=1, lt=_INT64)]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+
+logger = logging.getLogger(__name__)
+_warned_names: set[str] = set()
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries besides text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class RequestBody(BaseModel):
+    """A JSON object that may hold more than we know."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
+
+
+class GenerationRequest(RequestBody):
+    """The fields that chat and plain completions share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=_INT64)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Int64 | None = None
+    max_tokens: PositiveInt | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=_INT64)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    priority: Int64 | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    request_id: Annotated[str, Field(pattern=r"^[!-~]{1,256}$")] | None = None
+    stream_interval: PositiveInt | None = None
+    vllm_xargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> GenerationRequest:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("'stream_options' needs 'stream': true")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings, none to many."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_running_usage(self) -> bool:
+        """Whether every chunk of a stream carries usage; only together with the last one."""
+        return self.wants_usage and bool(
+            self.stream_options and self.stream_options.continuous_usage_stats
+        )
+
+
+Body = TypeVar("Body", bound=RequestBody)
+
+
+async def read_body(request: Request, schema: type[Body]) -> Body:
+    """Read and validate a JSON body.
+
+    Raises:
+        RequestError: 400 for a wrong type, bad JSON, a bad or unsupported field; 413 for too much.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        got = shown(media_type) if media_type else "none"
+        raise RequestError(f"The content type must be application/json, got {got}")
+    raw = await _read_bounded(request)
+    try:
+        body = schema.model_validate_json(raw)
+    except ValidationError as error:
+        raise from_validation(error) from None
+    if body.model_extra:
+        refuse_not_yet(body.model_extra)
+        _warn_unknown(body.model_extra)
+    return body
+
+
+async def _read_bounded(request: Request) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise RequestError(
+                f"The body is larger than {MAX_BODY_BYTES} bytes",
+                code="request_too_large",
+                status=413,
+            )
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _warn_unknown(extra: dict[str, Any]) -> None:
+    for name in extra.keys() - NOT_YET.keys() - _IGNORED - _warned_names:
+        if len(_warned_names) >= _MAX_WARNED_NAMES:
+            return
+        _warned_names.add(name)
+        logger.warning("ignoring the unknown request field %s", shown(name))

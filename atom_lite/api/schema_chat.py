@@ -1,0 +1,66 @@
+"""The body of POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from atom_lite.api.schema import GenerationRequest, PositiveInt, RequestBody
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+class ContentPart(BaseModel):
+    """One piece of a message. Only text is served; other types are refused by name."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = "text"
+    text: str | None = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether this part is text and has some."""
+        return self.type in _TEXT_PARTS and self.text is not None
+
+
+class Message(BaseModel):
+    """One turn. Roles beyond the usual five are the template's business."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class TemplateOptions(RequestBody):
+    """How messages become a prompt; shared with /tokenize."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
+
+    @model_validator(mode="after")
+    def _check_ending(self) -> TemplateOptions:
+        if self.add_generation_prompt and self.continue_final_message:
+            raise ValueError(
+                "'continue_final_message' and 'add_generation_prompt' exclude each other; "
+                "send 'add_generation_prompt': false"
+            )
+        return self
+
+
+class ChatCompletionRequest(TemplateOptions, GenerationRequest):
+    """Messages in, one assistant message out."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    add_special_tokens: bool = False  # the template writes them itself
+    max_completion_tokens: PositiveInt | None = None

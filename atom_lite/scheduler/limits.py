@@ -57,6 +57,11 @@ class SchedulerLimits:
                     f"at least --max-num-seqs, which is {self.max_num_seqs}: each running sequence "
                     "needs one token per step"
                 )
+        if self.prefill_step_tokens < self.decode_step_tokens:
+            raise ConfigError(
+                f"a step without decodes may take {self.prefill_step_tokens} tokens but must be "
+                f"allowed at least the {self.decode_step_tokens} of a step that holds decodes"
+            )
         if self.scheduling_policy not in ("fcfs", "priority"):
             raise ConfigError(
                 f"--scheduling-policy is {self.scheduling_policy!r}, must be fcfs or priority"

@@ -152,8 +152,9 @@ class StepBuilder:
         if sequence.first_scheduled_time is None:
             sequence.first_scheduled_time = self._now
             sequence.num_cached_tokens = prefix
-            self.prefix_cache_queries += len(sequence.tokens)
-            self.prefix_cache_hits += prefix
+            if self._allocator.enable_prefix_caching:
+                self.prefix_cache_queries += len(sequence.tokens)
+                self.prefix_cache_hits += prefix
         self._roster.start(sequence, cached)
         self.starts.append(
             SequenceStart(

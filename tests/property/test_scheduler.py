@@ -1,0 +1,256 @@
+"""The scheduler against random clients and a virtual pipeline that checks every KV read."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from atom_lite.messages import (
+    SequenceEvent,
+    SequenceFinished,
+    StepPlan,
+    SubmitSequence,
+    TokensGenerated,
+)
+from atom_lite.scheduler.scheduler import Scheduler, SchedulerLimits
+from tests.fakes.scheduler_inputs import EOS, make_limits, make_submission
+from tests.fakes.virtual_pipeline import VirtualPipeline, expected_output
+
+limits_strategy = st.builds(
+    make_limits,
+    max_num_seqs=st.integers(1, 6),
+    decode_step_tokens=st.integers(6, 20),
+    prefill_step_tokens=st.integers(20, 40),
+    max_model_len=st.integers(8, 80),
+    block_size=st.sampled_from([1, 2, 4, 8]),
+    num_blocks=st.integers(2, 24),
+    enable_chunked_prefill=st.booleans(),
+    enable_prefix_caching=st.booleans(),
+    scheduling_policy=st.sampled_from(["fcfs", "priority"]),
+    pipeline_depth=st.integers(1, 4),
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Clients submit and abort at will while stages run in any interleaving."""
+
+    @initialize(limits=limits_strategy)
+    def start(self, limits: SchedulerLimits) -> None:
+        self.limits = limits
+        self.scheduler = Scheduler(limits)
+        self.pipeline = VirtualPipeline(limits.pipeline_depth, limits.num_blocks, limits.block_size)
+        self.submissions: dict[int, SubmitSequence] = {}
+        self.outputs: dict[int, list[int]] = {}
+        self.ended: dict[int, SequenceFinished] = {}
+        self.awaiting: set[int] = set()  # a token of theirs is being drawn
+        self.ready: set[int] = set()  # their last token is known
+        self.num_in_flight = 0
+        self.held_decodes_back = False
+
+    # ------------------------------------------------------------ what clients do
+
+    @rule(
+        family=st.integers(0, 2),
+        shared=st.integers(0, 40),
+        own=st.integers(0, 20),
+        max_tokens=st.integers(1, 30),
+        priority=st.integers(-1, 1),
+        salt=st.sampled_from([None, None, "a"]),
+        ignore_eos=st.booleans(),
+        min_tokens=st.integers(0, 3),
+        stop_token_ids=st.sampled_from([(), (5,), (5, EOS)]),
+    )
+    def submit(
+        self, family: int, shared: int, own: int, max_tokens: int, salt: str | None, **sampling: Any
+    ) -> None:
+        sequence_id = len(self.submissions)
+        prompt = [family] * shared + [100 + sequence_id] * own
+        message = make_submission(sequence_id, prompt, max_tokens, cache_salt=salt, **sampling)
+        self.submissions[sequence_id] = message
+        self.take(self.scheduler.submit(message, 0.0))
+
+    @rule(pick=st.integers(0, 50), reason=st.sampled_from(["stop", "abort"]))
+    def abort(self, pick: int, reason: Any) -> None:
+        known = pick < len(self.submissions) and pick not in self.ended
+        events = self.scheduler.abort(pick, reason, 1.0)
+        assert len(events) == (1 if known else 0)
+        self.take(events)
+
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        self.scheduler.reset_prefix_cache()
+
+    # ------------------------------------------------------------ what the engine does
+
+    @rule()
+    def schedule(self) -> None:
+        plan = self.scheduler.schedule(2.0)
+        if plan is None:
+            room = self.num_in_flight < self.limits.pipeline_depth
+            idle = self.num_in_flight == 0 and len(self.ended) < len(self.submissions)
+            assert not (room and idle), "sequences wait, nothing is in flight, nothing is planned"
+            return
+        assert self.num_in_flight < self.limits.pipeline_depth
+        self.num_in_flight += 1
+        self.check_plan(plan)
+        self.pipeline.send(plan)
+
+    @rule(stage=st.integers(0, 3))
+    def tick(self, stage: int) -> None:
+        self.pipeline.tick(min(stage, self.limits.pipeline_depth - 1))
+
+    @precondition(lambda self: self.num_in_flight > 0)
+    @rule(at_once=st.booleans())
+    def commit(self, at_once: bool) -> None:
+        result = self.pipeline.finish_oldest() if at_once else self.pipeline.take_result()
+        if result is not None:
+            self.num_in_flight -= 1
+            self.take(self.scheduler.commit(result, 3.0))
+
+    # ------------------------------------------------------------ what must hold
+
+    def check_plan(self, plan: StepPlan) -> None:
+        decodes = [row for row in plan.rows if row.token_ids]
+        prefills = [row for row in plan.rows if not row.token_ids]
+        assert plan.rows == decodes + prefills, "decodes come first"
+        assert len({row.sequence_id for row in plan.rows}) == len(plan.rows)
+        total = sum(row.num_tokens for row in plan.rows)
+        budget = self.limits.decode_step_tokens if decodes else self.limits.prefill_step_tokens
+        if not self.limits.enable_chunked_prefill and len(plan.rows) == 1:
+            budget = max(budget, total)
+        assert 0 < total <= budget
+        self.check_decodes_placed(plan, {row.sequence_id for row in decodes}, bool(prefills))
+        self.ready -= {row.sequence_id for row in decodes}
+        self.awaiting |= {row.sequence_id for row in plan.rows if row.sample}
+        for sequence_id, _ in plan.drops:
+            self.ready.discard(sequence_id)
+
+    def check_decodes_placed(self, plan: StepPlan, placed: set[int], any_prefill: bool) -> None:
+        assert placed <= self.ready
+        if self.limits.pipeline_depth > 1:
+            return
+        preempted = {sequence_id for sequence_id, _ in plan.drops}
+        left_out = self.ready - placed - preempted
+        held_back = bool(left_out)
+        if held_back:
+            assert not self.limits.enable_chunked_prefill, "a ready decode was left out"
+            assert not placed and any_prefill
+            assert not self.held_decodes_back, "decodes were held back twice in a row"
+        self.held_decodes_back = held_back
+
+    def take(self, events: list[SequenceEvent]) -> None:
+        for event in events:
+            sequence_id = event.sequence_id
+            assert sequence_id not in self.ended, "an event after the terminal one"
+            self.awaiting.discard(sequence_id)
+            if isinstance(event, TokensGenerated):
+                self.outputs.setdefault(sequence_id, []).extend(event.token_ids)
+                self.ready.add(sequence_id)
+            else:
+                self.ended[sequence_id] = event
+                self.ready.discard(sequence_id)
+                self.check_end(event)
+
+    def check_end(self, end: SequenceFinished) -> None:
+        message = self.submissions[end.sequence_id]
+        output = self.outputs.get(end.sequence_id, [])
+        prompt = len(message.prompt_token_ids)
+        room = min(self.limits.max_model_len, self.limits.pool_tokens)
+        if end.reason == "error":
+            assert end.error_status == 400 and (prompt < 1 or prompt + 1 > room)
+            return
+        most = min(
+            message.sampling.max_tokens,
+            self.limits.max_model_len - prompt,
+            self.limits.pool_tokens + 1 - prompt,
+        )
+        full = expected_output(message, most, self.limits.eos_token_ids)
+        assert end.num_output_tokens == len(output)
+        assert output == full[: len(output)], "the schedule changed the tokens"
+        if end.timings.finish_time != 1.0:  # not aborted
+            assert output == full
+            stops = {*message.sampling.stop_token_ids}
+            stops |= set() if message.sampling.ignore_eos else {EOS}
+            stopped = output[-1] in stops and len(output) >= message.sampling.min_tokens
+            assert end.reason == ("stop" if stopped else "length")
+
+    @invariant()
+    def books_agree(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        self.scheduler.check_integrity()
+        stats = self.scheduler.stats()
+        assert stats.num_running <= self.limits.max_num_seqs
+        assert stats.num_running + stats.num_waiting == len(self.submissions) - len(self.ended)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        before = self.scheduler.stats()
+        live = len(self.submissions) - len(self.ended)
+        tokens = sum(
+            len(m.prompt_token_ids) + m.sampling.max_tokens for m in self.submissions.values()
+        )
+        for _ in range(10 * tokens + 10):
+            if not self.scheduler.has_work():
+                break
+            while self.num_in_flight < self.limits.pipeline_depth:
+                in_flight = self.num_in_flight
+                self.schedule()
+                if self.num_in_flight == in_flight:
+                    break
+            if self.num_in_flight:
+                self.commit(at_once=True)
+            self.books_agree()
+        assert not self.scheduler.has_work(), "starved"
+        assert self.ended.keys() == self.submissions.keys()
+        after = self.scheduler.stats()
+        assert after.kv_usage == 0 and after.num_running == after.num_waiting == 0
+        # Draining n sequences preempts each at most once per other that ends.
+        assert after.num_preemptions - before.num_preemptions <= live * live
+
+
+def run(max_examples: int, steps: int, **fixed: Any) -> None:
+    class Machine(SchedulerMachine):
+        @initialize(limits=limits_strategy)
+        def start(self, limits: SchedulerLimits) -> None:
+            SchedulerMachine.start.__wrapped__(self, dataclasses.replace(limits, **fixed))  # type: ignore[attr-defined]
+
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=max_examples,
+            stateful_step_count=steps,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_any_load_keeps_every_rule_and_every_token() -> None:
+    run(60, 60)
+
+
+def test_chunked_prefill_on_one_stage_places_every_ready_decode() -> None:
+    run(60, 60, pipeline_depth=1, enable_chunked_prefill=True)
+
+
+def test_a_tiny_pool_preempts_but_never_stalls_or_thrashes() -> None:
+    run(60, 60, num_blocks=6, block_size=4, max_num_seqs=6)
+
+
+@pytest.mark.full
+def test_any_load_keeps_every_rule_and_every_token_many_times() -> None:
+    run(3000, 100)

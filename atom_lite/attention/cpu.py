@@ -1,0 +1,136 @@
+"""The CPU backend: gathered pages and row-blocked attention that skips the causal half.
+
+Runs in the engine process on any CPU, without a compiler. Pages are copied out of the cache in the
+order that a matmul wants (cheap: one layer's share stays in the processor's cache) and the rows of
+a query group are folded together, so that each KV head is read once for all its query heads.
+
+Decodes are grouped by length, padded, and run as one batched matmul per group. A prefill chunk runs
+in blocks of rows; each block sees only the keys up to its own last row. What a block does inside
+depends on the type, as measured (one layer of 9 query and 3 KV heads of 64, two threads):
+
+    chunk 512, prefix 0 / 4000     float32, Zen 3      bfloat16, Zen 5 (AVX512-BF16)
+    matmul, softmax, matmul        8.7 / 57 ms         2.7 / 22 ms
+    torch's fused kernel           5.7 / 47 ms         7.2 / 65 ms (whole rectangle)
+
+Legend: T tokens of the step, N KV blocks, S slots of a block, Hq / Hk query / KV heads, G query
+heads of a KV head, D head size, W keys that a group or chunk gathers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from atom_lite.attention.cpu_plan import ChunkPlan, DecodeGroup, PreparedStep, RowBlock, StepLayout
+from atom_lite.attention.protocol import (
+    AttentionMetadata,
+    LayerKV,
+    allocate_pages,
+    page_bytes,
+)
+
+
+class CpuBackend:
+    """Attention for CPUs in stock torch."""
+
+    name = "cpu"
+    allocate_kv = staticmethod(allocate_pages)
+    kv_bytes_per_block = staticmethod(page_bytes)
+
+    def prepare(self, metadata: AttentionMetadata) -> PreparedStep:
+        """Keep the metadata; plans are made at first use, as they depend on the layer's window."""
+        return PreparedStep(metadata)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv: LayerKV,
+        prepared: PreparedStep,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        """Store k and v [T, Hk, D], then attend with q [T, Hq, D]."""
+        pages = kv.pages
+        head_size = pages.shape[4]
+        plan = prepared.plan(StepLayout.of(pages, q.dtype), sliding_window)
+        slots = pages.view(-1, head_size)
+        slots.index_copy_(0, plan.key_slots, k.reshape(-1, head_size))
+        slots.index_copy_(0, plan.value_slots, v.reshape(-1, head_size))
+        out = torch.empty(q.shape, dtype=q.dtype)
+        if plan.decodes:
+            scaled = q[: plan.num_decodes] * scale
+            for group in plan.decodes:
+                _attend_decodes(scaled, pages, group, out)
+        for chunk in plan.chunks:
+            _attend_chunk(q, pages, chunk, scale, out)
+        return out
+
+
+def _gather(pages: Tensor, page_rows: Tensor, num_batches: int) -> tuple[Tensor, Tensor]:
+    """Copy keys and values, each [num_batches, W, D], out of the pages."""
+    _, _, _, block_size, head_size = pages.shape
+    rows = pages.view(-1, block_size * head_size).index_select(0, page_rows)
+    gathered = rows.view(2, num_batches, -1, head_size)
+    return gathered[0], gathered[1]
+
+
+def _attend_decodes(q: Tensor, pages: Tensor, group: DecodeGroup, out: Tensor) -> None:
+    """Attend with the rows of one group; q [decodes, Hq, D] is scaled, `out` is written."""
+    num_rows, num_kv_heads = group.num_rows, pages.shape[2]
+    keys, values = _gather(pages, group.page_rows, num_kv_heads * num_rows)
+    query = q if group.rows is None else q.index_select(0, group.rows)
+    folded = query.view(num_rows, num_kv_heads, -1, q.shape[2]).transpose(0, 1)  # [Hk, rows, G, D]
+    scores = torch.bmm(folded.flatten(0, 1), keys.transpose(1, 2))  # [Hk * rows, G, W]
+    scores.view(num_kv_heads, num_rows, -1, scores.shape[2]).add_(group.mask)
+    weighted = torch.bmm(scores.softmax(dim=-1), values)  # [Hk * rows, G, D]
+    result = weighted.view(num_kv_heads, num_rows, -1, q.shape[2]).transpose(0, 1)
+    if group.rows is None:
+        out[:num_rows].view(result.shape).copy_(result)
+    else:
+        out.index_copy_(0, group.rows, result.reshape(num_rows, -1, q.shape[2]))
+
+
+def _attend_chunk(q: Tensor, pages: Tensor, chunk: ChunkPlan, scale: float, out: Tensor) -> None:
+    """Attend with one prefill chunk, block of rows by block of rows."""
+    keys, values = _gather(pages, chunk.page_rows, pages.shape[2])  # [Hk, W, D]
+    attend_block = _fused_block if q.dtype == torch.float32 else _matmul_block
+    for block in chunk.blocks:
+        num_rows = block.last - block.first
+        query = q[block.first : block.last].view(num_rows, keys.shape[0], -1, q.shape[2])
+        visible = slice(block.first_key, block.last_key)
+        result = attend_block(query, keys[:, visible], values[:, visible], block, scale)
+        out[block.first : block.last].view(query.shape).copy_(result)
+
+
+def _fused_block(
+    query: Tensor, keys: Tensor, values: Tensor, block: RowBlock, scale: float
+) -> Tensor:
+    """Use torch's fused kernel for the rows [x, Hk, G, D] of one block.
+
+    KV heads take the place of the batch, and each is expanded (not copied) to its query heads.
+    """
+    group = query.shape[2]
+    result = torch.nn.functional.scaled_dot_product_attention(
+        query.permute(1, 2, 0, 3),
+        keys.unsqueeze(1).expand(-1, group, -1, -1),
+        values.unsqueeze(1).expand(-1, group, -1, -1),
+        attn_mask=block.mask,
+        scale=scale,
+    )
+    return result.permute(2, 0, 1, 3)
+
+
+def _matmul_block(
+    query: Tensor, keys: Tensor, values: Tensor, block: RowBlock, scale: float
+) -> Tensor:
+    """Multiply, softmax, multiply for the rows [x, Hk, G, D] of one block."""
+    num_rows, num_kv_heads, group, head_size = query.shape
+    folded = (query * scale).transpose(0, 1).reshape(num_kv_heads, -1, head_size)
+    scores = torch.bmm(folded, keys.transpose(1, 2)).view(num_kv_heads, num_rows, group, -1)
+    # only the columns from `masked_from` on can be hidden from some row
+    scores[..., block.masked_from :].add_(block.mask[:, None, block.masked_from :])
+    weighted = torch.bmm(scores.softmax(dim=-1).flatten(1, 2), values)
+    return weighted.view(num_kv_heads, num_rows, group, head_size).transpose(0, 1)

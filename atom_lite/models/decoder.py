@@ -1,0 +1,190 @@
+"""The decoder that all supported families share: Llama's, with optional biases, q/k norm, windows.
+
+Runs in the engine process on the flattened tokens of a step: linear layers see one matrix of all
+rows, only attention looks at sequences. Small steps are bound by the cost of calling operators, so
+a layer is few of them: q, k and v are one matrix, gate and up another, the rotation turns q and k
+together and in place. No Hugging Face code is involved.
+
+Legend: T tokens of the step, R rows to sample from, E hidden size, Hq / Hk query / KV heads, D head
+size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from atom_lite.layers.rope import rotate_
+
+if TYPE_CHECKING:
+    from atom_lite.attention.protocol import AttentionMetadata, Backend, LayerKV
+    from atom_lite.layers.embedding import Embedding
+    from atom_lite.layers.linear import Linear, PlainHead
+    from atom_lite.layers.mlp import GatedMlp
+    from atom_lite.layers.norm import RmsNorm
+    from atom_lite.layers.rope import RotaryEmbedding
+    from atom_lite.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What all layers of one step share."""
+
+    cos: Tensor  # [T, 1, D]
+    sin: Tensor
+    prepared: Any  # the backend's own
+
+
+class Attention:
+    """Self-attention of one layer.
+
+    Args:
+        qkv: one matrix of (Hq + 2 Hk) * D rows: q, then k, then v.
+        output: back to E.
+        qk_norm: norm of each head of q and k [Hq + Hk, D] before the rotation, or None.
+        backend: attends over the paged cache.
+        spec: the model.
+        window: tokens of the sliding window, or None.
+    """
+
+    def __init__(
+        self,
+        qkv: Linear,
+        output: Linear,
+        qk_norm: HeadNorm | None,
+        backend: Backend,
+        spec: ModelSpec,
+        window: int | None,
+    ) -> None:
+        self._qkv = qkv
+        self._output = output
+        self._qk_norm = qk_norm
+        self._backend = backend
+        self._num_heads = spec.num_heads
+        self._num_kv_heads = spec.num_kv_heads
+        self._head_size = spec.head_size
+        self._scale = spec.head_size**-0.5
+        self._window = window
+        self.weight_bytes = qkv.weight_bytes + output.weight_bytes
+        if qk_norm is not None:
+            self.weight_bytes += qk_norm.weight_bytes
+
+    def forward(self, x: Tensor, kv: LayerKV, step: Step) -> Tensor:
+        """Map [T, E] to [T, E]; writes the new keys and values into `kv`."""
+        heads = self._qkv.forward(x).view(x.shape[0], -1, self._head_size)  # [T, Hq + 2 Hk, D]
+        rotated = heads[:, : self._num_heads + self._num_kv_heads]
+        if self._qk_norm is not None:
+            rotated.copy_(self._qk_norm.forward(rotated))
+        rotate_(rotated, step.cos, step.sin)
+        attended = self._backend.attend(
+            heads[:, : self._num_heads],
+            heads[:, self._num_heads : -self._num_kv_heads],
+            heads[:, -self._num_kv_heads :],
+            kv,
+            step.prepared,
+            scale=self._scale,
+            sliding_window=self._window,
+        )
+        return self._output.forward(attended.view(x.shape[0], -1))
+
+
+class HeadNorm:
+    """Root-mean-square norm of each head, with one weight for q and another for k.
+
+    Args:
+        weight: [Hq + Hk, D], kept.
+        epsilon: added to the mean square.
+    """
+
+    def __init__(self, weight: Tensor, epsilon: float) -> None:
+        self._weight = weight
+        self._epsilon = epsilon
+        self.weight_bytes = weight.numel() * weight.element_size()
+
+    def forward(self, heads: Tensor) -> Tensor:
+        """Normalise [T, Hq + Hk, D] over D."""
+        size = heads.shape[-1:]
+        normed = torch.nn.functional.rms_norm(heads, size, None, self._epsilon)
+        return normed.mul_(self._weight)
+
+
+class DecoderLayer:
+    """Attention and feed-forward, each behind a norm and added to the residual stream."""
+
+    def __init__(
+        self,
+        attention_norm: RmsNorm,
+        attention: Attention,
+        mlp_norm: RmsNorm,
+        mlp: GatedMlp,
+    ) -> None:
+        self._attention_norm = attention_norm
+        self._attention = attention
+        self._mlp_norm = mlp_norm
+        self._mlp = mlp
+        parts = (attention_norm, attention, mlp_norm, mlp)
+        self.weight_bytes = sum(part.weight_bytes for part in parts)
+
+    def forward(self, x: Tensor, kv: LayerKV, step: Step) -> None:
+        """Add this layer's part to the residual stream x [T, E], in place."""
+        x.add_(self._attention.forward(self._attention_norm.forward(x), kv, step))
+        x.add_(self._mlp.forward(self._mlp_norm.forward(x)))
+
+
+class Decoder:
+    """A whole model: ids in, hidden states out, and logits of the rows that are asked for."""
+
+    def __init__(
+        self,
+        embedding: Embedding,
+        rope: RotaryEmbedding,
+        layers: list[DecoderLayer],
+        norm: RmsNorm,
+        head: Linear | PlainHead,
+        backend: Backend,
+    ) -> None:
+        self._embedding = embedding
+        self._rope = rope
+        self._layers = layers
+        self._norm = norm
+        self._head = head
+        self._backend = backend
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv: list[LayerKV],
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        """Run one step.
+
+        Args:
+            token_ids: [T] int64.
+            positions: [T] int64, of each token in its sequence.
+            kv: the cache of each layer, written at the step's slots.
+            metadata: how the tokens belong to sequences.
+
+        Returns:
+            [T, E], the last layer's hidden states after the final norm.
+        """
+        cos, sin = self._rope.select(positions)
+        step = Step(cos, sin, self._backend.prepare(metadata))
+        x = self._embedding.forward(token_ids)
+        for layer, layer_kv in zip(self._layers, kv, strict=True):
+            layer.forward(x, layer_kv, step)
+        return self._norm.forward(x)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Map hidden states [R, E] to logits [R, V] in float32."""
+        return self._head.forward(hidden).float()
+
+    def weight_bytes(self) -> int:
+        """Bytes that the weights hold; a tied head counts once."""
+        parts = (self._embedding, *self._layers, self._norm, self._head)
+        return sum(part.weight_bytes for part in parts)

@@ -1,0 +1,94 @@
+"""Expand GGUF's block-quantized tensors with torch.
+
+The `gguf` package does the same in numpy on one thread (70-100 M numbers a second); its results are
+the tests' oracle, equal to the last bit in float32. Blocks are expanded some rows at a time, so no
+second copy of a large tensor exists.
+
+Legend: n blocks; a block of the K formats holds 256 numbers, of the others 32.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from atom_lite.models.gguf_file import GgufFile, GgufTensor
+
+# Numbers expanded at once: the float32 intermediates stay around the size of the last-level cache.
+_CHUNK_NUMBERS = 1 << 21
+
+
+def read_tensor(file: GgufFile, tensor: GgufTensor, dtype: torch.dtype) -> Tensor:
+    """Read and expand one tensor into fresh memory of the given type."""
+    stored = file.format_of(tensor)
+    offset, length = file.span(tensor)
+    raw = torch.frombuffer(file.data, dtype=torch.uint8, offset=offset, count=length)
+    if stored.name in _PLAIN:
+        values = raw.view(_PLAIN[stored.name]).view(tensor.shape)
+        return values.to(dtype, copy=True)
+    blocks = raw.view(-1, stored.block_bytes)
+    out = torch.empty(blocks.shape[0], stored.block_size, dtype=dtype)
+    step = _CHUNK_NUMBERS // stored.block_size
+    for first in range(0, blocks.shape[0], step):
+        out[first : first + step] = _EXPAND[stored.name](blocks[first : first + step])
+    return out.view(tensor.shape)
+
+
+def _half(blocks: Tensor, start: int) -> Tensor:
+    """Read the float16 at byte `start` of each block, as float32 [n, 1]."""
+    return blocks[:, start : start + 2].view(torch.float16).float()
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """Split bytes: the low halves of all come first, then the high ones."""
+    return torch.cat((packed & 15, packed >> 4), dim=-1)
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]).float() - 8)
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * _nibbles(blocks[:, 4:]).float() + _half(blocks, 2)
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * blocks[:, 2:].view(torch.int8).float()
+
+
+def _q4_k(blocks: Tensor) -> Tensor:
+    """Expand 8 sub-blocks of 32 with a 6-bit scale and minimum each."""
+    low, middle, high = blocks[:, 4:16].view(-1, 3, 4).unbind(1)  # each [n, 4]
+    scales = torch.cat((low & 63, (high & 15) | ((low >> 6) << 4)), dim=-1)
+    minima = torch.cat((middle & 63, (high >> 4) | ((middle >> 6) << 4)), dim=-1)
+    scale = (_half(blocks, 0) * scales.float()).unsqueeze(-1)  # [n, 8, 1]
+    minimum = (_half(blocks, 2) * minima.float()).unsqueeze(-1)
+    quants = _nibbles(blocks[:, 16:].view(-1, 4, 32)).view(-1, 8, 32).float()
+    return (scale * quants - minimum).flatten(1)
+
+
+def _q6_k(blocks: Tensor) -> Tensor:
+    """Expand 16 sub-blocks of 16 with an 8-bit scale each; a number's high 2 bits lie apart."""
+    low = blocks[:, :128].view(-1, 2, 2, 32)
+    low = torch.cat((low & 15, low >> 4), dim=2)  # [n, 2, 4, 32]
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(1, 1, 4, 1)
+    high = (blocks[:, 128:192].view(-1, 2, 1, 32) >> shifts) & 3
+    quants = ((high << 4) | low).view(-1, 16, 16).float() - 32
+    scale = (_half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()).unsqueeze(-1)
+    return (scale * quants).flatten(1)
+
+
+_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_EXPAND: dict[str, Callable[[Tensor], Tensor]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q6_K": _q6_k,
+}

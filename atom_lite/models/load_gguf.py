@@ -1,0 +1,98 @@
+"""Weights out of a GGUF file, under Hugging Face's names and in their order of rows.
+
+Files of the Llama family hold the rows of q and k in the order of interleaved rotary pairs; they
+are put back into the "rotate half" order that `layers.rope` and every other checkpoint use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from atom_lite.models import gguf_blocks
+from atom_lite.models.gguf_file import GgufFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+    from torch import Tensor
+
+    from atom_lite.models.spec import ModelSpec
+
+_TOP_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+# Not a weight: `models.spec` has read it as part of the rotary parameters.
+_READ_BY_SPEC = ("rope_freqs.weight",)
+
+
+class GgufWeights:
+    """A `WeightSource` over one GGUF file.
+
+    Args:
+        path: the file.
+        spec: the model; says whether q and k rows are to be un-permuted.
+        dtype: type of the tensors that `read` gives.
+        device: where they go.
+    """
+
+    def __init__(
+        self, path: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._file = GgufFile(path)
+        self._spec = spec
+        self._dtype = dtype
+        self._device = device
+        self._tensors = {
+            hf_name(name): tensor
+            for name, tensor in self._file.tensors.items()
+            if name not in _READ_BY_SPEC
+        }
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name every tensor with its shape; an unreadable quantization is found here."""
+        for tensor in self._tensors.values():
+            self._file.format_of(tensor)
+        return {name: tensor.shape for name, tensor in self._tensors.items()}
+
+    def read(self, name: str) -> Tensor:
+        """Expand one tensor."""
+        values = gguf_blocks.read_tensor(self._file, self._tensors[name], self._dtype)
+        if self._spec.gguf_permuted_heads:
+            if ".q_proj." in name:
+                values = _rotate_half_order(values, self._spec.num_heads)
+            elif ".k_proj." in name:
+                values = _rotate_half_order(values, self._spec.num_kv_heads)
+        return values.to(self._device)
+
+
+def hf_name(name: str) -> str:
+    """Translate a GGUF tensor name; one without a translation is kept, and so reported by name."""
+    stem, _, kind = name.rpartition(".")
+    if stem in _TOP_NAMES:
+        return f"{_TOP_NAMES[stem]}.{kind}"
+    parts = stem.split(".")
+    if len(parts) == 3 and parts[0] == "blk" and parts[2] in _LAYER_NAMES:
+        return f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}.{kind}"
+    return name
+
+
+def _rotate_half_order(values: Tensor, num_heads: int) -> Tensor:
+    """Undo the conversion's permutation of a head's rows (0, D/2, 1, D/2 + 1, ...)."""
+    paired = values.view(num_heads, -1, 2, *values.shape[1:])  # [H, D/2, 2, ...]
+    return paired.transpose(1, 2).reshape(values.shape)

@@ -1,0 +1,122 @@
+"""Load a model: open the right kind of weights, check them, build the decoder layer by layer.
+
+Each layer's matrices are read, joined and packed before the next layer's are touched, so that the
+peak is one copy of the model and one layer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from atom_lite.layers.embedding import Embedding
+from atom_lite.layers.linear import Linear, PlainHead
+from atom_lite.layers.mlp import GatedMlp
+from atom_lite.layers.norm import RmsNorm
+from atom_lite.layers.rope import RotaryEmbedding
+from atom_lite.models.decoder import Attention, Decoder, DecoderLayer, HeadNorm
+from atom_lite.models.load_dummy import DummyWeights
+from atom_lite.models.load_gguf import GgufWeights
+from atom_lite.models.load_safetensors import SafetensorsWeights
+from atom_lite.models.weights import EMBEDDING, FINAL_NORM, HEAD, check_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from atom_lite.attention.protocol import Backend
+    from atom_lite.models.checkpoint import Checkpoint
+    from atom_lite.models.spec import ModelSpec
+    from atom_lite.models.weights import WeightSource
+
+
+@torch.inference_mode()
+def load_model(
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    load_format: str,
+    backend: Backend,
+    seed: int = 0,
+) -> Decoder:
+    """Load the weights of `checkpoint` into a decoder.
+
+    Args:
+        checkpoint: where the weights are.
+        spec: what `load_spec` read from it.
+        dtype: type of weights and activations.
+        device: where the model runs.
+        load_format: `--load-format`; dummy and scripted make random weights of the spec.
+        backend: what attends over the KV cache.
+        seed: of random weights.
+
+    Raises:
+        ConfigError: a tensor is missing, extra, misshapen or stored in an unsupported way.
+    """
+    source: WeightSource
+    if load_format in ("dummy", "scripted"):
+        source = DummyWeights(spec, dtype, device, seed)
+    elif checkpoint.kind == "gguf":
+        source = GgufWeights(checkpoint.path, spec, dtype, device)
+    else:
+        source = SafetensorsWeights(checkpoint.path, dtype, device)
+    check_tensors(source.shapes(), spec, str(checkpoint.path))
+    embedding = Embedding(source.read(EMBEDDING))
+    return Decoder(
+        embedding=embedding,
+        rope=RotaryEmbedding(
+            spec.rope, spec.head_size, spec.max_position_embeddings, dtype, device
+        ),
+        layers=[_build_layer(source, spec, layer, backend) for layer in range(spec.num_layers)],
+        norm=RmsNorm(source.read(FINAL_NORM), spec.rms_norm_eps),
+        head=PlainHead(embedding.weight) if spec.tie_word_embeddings else Linear(source.read(HEAD)),
+        backend=backend,
+    )
+
+
+def _build_layer(
+    source: WeightSource, spec: ModelSpec, layer: int, backend: Backend
+) -> DecoderLayer:
+    prefix = f"model.layers.{layer}."
+
+    def read(name: str) -> Tensor:
+        return source.read(prefix + name)
+
+    def linear(names: tuple[str, ...], has_bias: bool) -> Linear:
+        weights = [read(f"{name}.weight") for name in names]
+        biases = [read(f"{name}.bias") for name in names] if has_bias else []
+        return Linear(_join(weights), _join(biases) if biases else None)
+
+    def norm(name: str) -> RmsNorm:
+        return RmsNorm(read(f"{name}.weight"), spec.rms_norm_eps)
+
+    q, k, v = (f"self_attn.{name}_proj" for name in "qkv")
+    attention = Attention(
+        qkv=linear((q, k, v), spec.attention_bias),
+        output=linear(("self_attn.o_proj",), spec.attention_output_bias),
+        qk_norm=_head_norm(read, spec) if spec.qk_norm else None,
+        backend=backend,
+        spec=spec,
+        window=spec.layer_windows[layer],
+    )
+    mlp = GatedMlp(
+        gate_up=linear(("mlp.gate_proj", "mlp.up_proj"), spec.mlp_bias),
+        down=linear(("mlp.down_proj",), spec.mlp_bias),
+    )
+    return DecoderLayer(norm("input_layernorm"), attention, norm("post_attention_layernorm"), mlp)
+
+
+def _head_norm(read: Callable[[str], Tensor], spec: ModelSpec) -> HeadNorm:
+    weights = (
+        read("self_attn.q_norm.weight").expand(spec.num_heads, -1),
+        read("self_attn.k_norm.weight").expand(spec.num_kv_heads, -1),
+    )
+    return HeadNorm(torch.cat(weights), spec.rms_norm_eps)
+
+
+def _join(tensors: list[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)

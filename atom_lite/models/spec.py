@@ -1,0 +1,110 @@
+"""What a model is: its sizes and traits, read from config.json or from GGUF metadata.
+
+Free of torch: the launcher and the frontend read it before any engine exists. What a family adds to
+the common shape is in its own file (`llama`, `mistral`, `qwen2`, `qwen3`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from atom_lite.errors import ConfigError
+from atom_lite.layers.rope_parameters import RopeParameters
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from atom_lite.models.checkpoint import Checkpoint
+
+GENERATION_CONFIG = "generation_config.json"
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A decoder-only model. Sizes are counts of numbers, not bytes."""
+
+    architecture: str  # Hugging Face's class name, such as "LlamaForCausalLM"
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    intermediate_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope: RopeParameters
+    tie_word_embeddings: bool
+    layer_windows: tuple[int | None, ...]  # per layer, tokens of its sliding window
+    attention_bias: bool = False  # of q, k and v
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    gguf_permuted_heads: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    dtype: str | None = None  # of the checkpoint, such as "bfloat16"
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that cannot be a model.
+
+        Raises:
+            ConfigError: names the two sizes that do not fit.
+        """
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"{self.num_heads} attention heads do not divide into {self.num_kv_heads} KV heads"
+            )
+        if self.head_size % 2:
+            raise ConfigError(f"head size {self.head_size}: rotary embedding needs an even one")
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share a KV head."""
+        return self.num_heads // self.num_kv_heads
+
+
+def load_spec(checkpoint: Checkpoint) -> ModelSpec:
+    """Read the spec of a checkpoint.
+
+    Raises:
+        ConfigError: a file is missing or unreadable, or the architecture, quantization or another
+            trait is not supported; names it.
+    """
+    from atom_lite.models import spec_from_config, spec_from_gguf
+
+    if checkpoint.kind == "gguf":
+        return spec_from_gguf.read_spec(checkpoint.path)
+    return spec_from_config.read_spec(checkpoint.path)
+
+
+def load_generation_defaults(checkpoint: Checkpoint) -> dict[str, float]:
+    """Read the sampling values that the model's makers recommend; empty where they say nothing."""
+    if not checkpoint.path.is_dir():
+        return {}
+    config = read_json(checkpoint.path / GENERATION_CONFIG)
+    return {
+        name: float(config[name])
+        for name in SAMPLING_DEFAULTS
+        if isinstance(config.get(name), int | float)
+    }
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; an absent file is an empty one.
+
+    Raises:
+        ConfigError: the file is not a JSON object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is not readable: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold a JSON object")
+    return content

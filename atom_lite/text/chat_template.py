@@ -104,6 +104,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -119,7 +120,7 @@ class ChatTemplate:
             continue_final_message: end inside the last message, for the model to go on with it.
             tools: JSON schemas of functions.
             documents: for templates with retrieval.
-            kwargs: extra variables of the template (`chat_template_kwargs`).
+            kwargs: extra variables of the template; a client's pass `check_template_kwargs` first.
 
         Raises:
             RequestError: when the template refuses the messages or cannot render them.
@@ -129,11 +130,7 @@ class ChatTemplate:
                 "continue_final_message and add_generation_prompt exclude each other",
                 param="continue_final_message",
             )
-        if reserved := _RESERVED & kwargs.keys():
-            raise RequestError(
-                f"chat_template_kwargs must not hold {min(reserved)!r}, a field of its own",
-                param="chat_template_kwargs",
-            )
+        check_template_kwargs(kwargs)
         source, template = self._source, self._template
         if tools is not None:
             source, template = self._tool_use_source, self._tool_use_template
@@ -149,6 +146,19 @@ class ChatTemplate:
         }
         text = _render(template, variables)
         return _cut_at_mark(text, final_text) if continue_final_message else text
+
+
+def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
+    """Refuse a client's `chat_template_kwargs` that would stand in for the request's own fields.
+
+    Raises:
+        RequestError: naming the first of them.
+    """
+    if reserved := sorted(_RESERVED & kwargs.keys()):
+        raise RequestError(
+            f"chat_template_kwargs must not hold {reserved[0]!r}, a field of its own",
+            param="chat_template_kwargs",
+        )
 
 
 # ---------------------------------------------------------------- messages

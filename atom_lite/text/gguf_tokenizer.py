@@ -92,8 +92,8 @@ class _Vocabulary:
 
     @property
     def merges(self) -> list[tuple[str, str]]:
-        pairs = (merge.split(" ", 1) for merge in cast("list[str]", self._get("merges", [])))
-        return [(left, right) for left, right in pairs]
+        halves = (merge.partition(" ") for merge in cast("list[str]", self._get("merges", [])))
+        return [(left, right) for left, _, right in halves]
 
     @property
     def scores(self) -> list[float]:

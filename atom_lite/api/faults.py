@@ -15,6 +15,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from pydantic_core import PydanticCustomError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 RETRY_AFTER_SECONDS = 1
+CONFLICT = "conflict"
 CLIENT_CLOSED_REQUEST = 499  # nginx's number; the client never sees it, the metrics do
 _MAX_MESSAGE_CHARS = 1000
 _MAX_SHOWN_INPUT_CHARS = 60
@@ -48,8 +50,10 @@ def error_body(
 ) -> dict[str, Any]:
     """OpenAI's error object for a status."""
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    shown = sanitise(message)
-    return {"error": {"message": shown, "type": kind, "param": param, "code": code}}
+    if status >= 500:  # not written for clients: may quote where our files lie
+        message = _FILE_PATH.sub("<path>", message)
+    text = sanitise(message)
+    return {"error": {"message": text, "type": kind, "param": param, "code": code}}
 
 
 def error_response(
@@ -76,9 +80,8 @@ def fault_body(error: RequestError | EngineError) -> dict[str, Any]:
 
 
 def sanitise(message: str) -> str:
-    """Take out object addresses, file paths and lone surrogates, and bound the length."""
+    """Take out object addresses and lone surrogates, and bound the length."""
     message = _OBJECT_ADDRESS.sub("", message)
-    message = _FILE_PATH.sub("<path>", message)
     message = message.encode("utf-8", "backslashreplace").decode()
     if len(message) > _MAX_MESSAGE_CHARS:
         message = message[: _MAX_MESSAGE_CHARS - 3] + "..."
@@ -94,20 +97,38 @@ def shown(value: object) -> str:
 
 
 def from_validation(error: ValidationError) -> RequestError:
-    """The first complaint of a schema as a 400 that names the field in dotted form."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    """The first complaint of a schema as a 400 that names the field in dotted form.
+
+    Of a union's complaints, one per branch, the deepest is told: the branch that got furthest is
+    the one that was meant.
+    """
+    complaints = error.errors(include_url=False)
+    field = complaints[0]["loc"][:1]
+    same_field = [complaint for complaint in complaints if complaint["loc"][:1] == field]
+    first = max(same_field, key=lambda complaint: len(complaint["loc"]))
     if first["type"] == "json_invalid":
-        return RequestError(f"The body is not valid JSON: {first['msg']}", code="invalid_json")
-    # Union branches add their own names to the path ("list[str]", "function-after[...]").
-    path = [str(part) for part in first["loc"] if re.fullmatch(r"\w+", str(part))]
-    while path and path[-1] in ("str", "int", "float", "bool"):
-        path.pop()
-    param = ".".join(path) or None
-    message = first["msg"].removeprefix("Value error, ")
+        detail = first["msg"].removeprefix("Invalid JSON: ")
+        return RequestError(f"The body is not valid JSON: {detail}", code="invalid_json")
+    if first["type"] == CONFLICT:
+        return RequestError(first["msg"], param=first["ctx"]["param"])
+    param = ".".join(_path(first["loc"])) or None
     where = f"'{param}': " if param else ""
     if first["type"] == "missing":
         return RequestError(f"{where}field required", param=param, code="missing_field")
-    return RequestError(f"{where}{message}, got {shown(first['input'])}", param=param)
+    return RequestError(f"{where}{first['msg']}, got {shown(first['input'])}", param=param)
+
+
+def conflict(param: str, message: str) -> PydanticCustomError:
+    """What a schema raises when fields that are right alone do not go together."""
+    return PydanticCustomError(CONFLICT, "{message}", {"param": param, "message": message})
+
+
+def _path(location: tuple[int | str, ...]) -> list[str]:
+    """A field's place without the names that union branches add ("list[str]", "str")."""
+    path = [str(part) for part in location if re.fullmatch(r"\w+", str(part))]
+    while path and path[-1] in ("str", "int", "float", "bool"):
+        path.pop()
+    return path
 
 
 def install(app: FastAPI) -> None:

@@ -135,7 +135,7 @@ class Frontend:
         script = self.sampling.script(body)
         planned = []
         for prompt in prompts:
-            limit = self._max_tokens(len(prompt), max_tokens, default_max_tokens)
+            limit = self._max_tokens(body, len(prompt), max_tokens, default_max_tokens)
             planned.append((prompt, self.sampling.build(body, limit)))
         self._admit(len(prompts))
         return Generation(
@@ -183,19 +183,24 @@ class Frontend:
             hidden.update(self.engine.ready.eos_token_ids)
         return SequenceOutput(index, message, text, record, frozenset(hidden))
 
-    def _max_tokens(self, num_prompt: int, asked: int | None, default: int | None) -> int:
+    def _max_tokens(
+        self, body: GenerationRequest, num_prompt: int, asked: int | None, default: int | None
+    ) -> int:
         ready = self.engine.ready
         limit = ready.max_model_len
         if num_prompt == 0:
-            raise RequestError("The prompt is empty: it needs at least one token", param="prompt")
+            raise RequestError(
+                "The prompt is empty: it needs at least one token", param=body.prompt_param
+            )
         if num_prompt + (asked or 1) > limit:
-            _too_long(num_prompt, asked, limit)
+            blame = "max_tokens" if asked and num_prompt < limit else body.prompt_param
+            raise _too_long(num_prompt, asked or 1, limit, blame)
         capacity = ready.num_blocks * ready.block_size
         if num_prompt + 1 > capacity:
             raise RequestError(
                 f"The prompt's {num_prompt} tokens and one of output do not fit the KV cache of "
                 f"{capacity} tokens",
-                param="prompt",
+                param=body.prompt_param,
                 code="context_length_exceeded",
             )
         room = limit - num_prompt
@@ -255,13 +260,13 @@ class QueueLimit:
         return True
 
 
-def _too_long(num_prompt: int, asked: int | None, limit: int) -> NoReturn:
-    total = num_prompt + (asked or 1)
-    raise RequestError(
-        f"This model's maximum context length is {limit} tokens. However, you requested {total} "
-        f"tokens ({num_prompt} in the prompt, {asked or 1} for the completion). Please reduce the "
-        "length of the prompt or of the completion.",
-        param="max_tokens" if asked and num_prompt < limit else "prompt",
+def _too_long(num_prompt: int, num_output: int, limit: int, param: str) -> RequestError:
+    """OpenAI's own words: client libraries look for "maximum context length"."""
+    return RequestError(
+        f"This model's maximum context length is {limit} tokens. However, you requested "
+        f"{num_prompt + num_output} tokens ({num_prompt} in the prompt, {num_output} for the "
+        "completion). Please reduce the length of the prompt or of the completion.",
+        param=param,
         code="context_length_exceeded",
     )
 

@@ -13,8 +13,6 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
-from starlette._utils import get_route_path
-
 from atom_lite.api.faults import CLIENT_CLOSED_REQUEST, error_response
 
 if TYPE_CHECKING:
@@ -77,7 +75,7 @@ class Gate:
     def _admits(self, scope: Scope) -> bool:
         if not self._key_digests or scope["method"] == "OPTIONS":
             return True
-        if get_route_path(scope) in OPEN_PATHS:
+        if scope["path"].removeprefix(scope.get("root_path", "")) in OPEN_PATHS:
             return True
         given = _digest(_key_of(scope))
         # All are compared, always: the time must not tell which one was close.

@@ -63,7 +63,17 @@ def install(app: FastAPI, schemas: list[type[BaseModel]]) -> None:
             components = made.setdefault("components", {}).setdefault("schemas", {})
             components.update(definitions["$defs"])
             components["Error"] = _ERROR_SCHEMA
+            _drop_422(made)
             app.openapi_schema = made
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]  # FastAPI's documented way
+
+
+def _drop_422(document: dict[str, Any]) -> None:
+    """Take out FastAPI's own validation error, which this server never sends."""
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        document["components"]["schemas"].pop(name, None)

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 # About 1 ms of encoding; a thread hop takes about 0.1 ms.
 _THREAD_ABOVE_CHARS = 4096
+# Arguments of the template's render call, which a client's variables must not collide with.
+_RENDER_ARGUMENTS = frozenset(
+    ("self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+)
 _NEEDS_CONTENT = ("system", "developer", "user")
 
 
@@ -74,9 +78,9 @@ class PromptBuilder:
     def _render(self, turns: list[dict[str, Any]], options: TemplateOptions) -> str:
         assert self._template is not None
         extra = dict(options.chat_template_kwargs or {})
-        if "self" in extra:  # Python's name for the template in the call below
+        if taken := extra.keys() & _RENDER_ARGUMENTS:
             raise RequestError(
-                "chat_template_kwargs must not hold 'self'", param="chat_template_kwargs"
+                f"chat_template_kwargs must not hold '{min(taken)}'", param="chat_template_kwargs"
             )
         if options.reasoning_effort is not None:
             extra.setdefault("reasoning_effort", options.reasoning_effort)

@@ -7,11 +7,11 @@ fields are accepted with one warning per name: clients of other servers send ext
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from atom_lite.api.faults import from_validation, shown
+from atom_lite.api.faults import conflict, from_validation, shown
 from atom_lite.api.not_yet import NOT_YET, refuse_not_yet
 from atom_lite.errors import RequestError
 
@@ -60,6 +60,8 @@ class RequestBody(BaseModel):
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
 
+    prompt_param: ClassVar[str] = "prompt"  # the field that a too long prompt came in
+
 
 class GenerationRequest(RequestBody):
     """The fields that chat and plain completions share."""
@@ -88,7 +90,7 @@ class GenerationRequest(RequestBody):
     @model_validator(mode="after")
     def _check_combinations(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("'stream_options' needs 'stream': true")
+            raise conflict("stream_options", "'stream_options' needs 'stream': true")
         return self
 
     @property

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from atom_lite.api.faults import conflict
 from atom_lite.api.schema import GenerationRequest, PositiveInt, RequestBody
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
@@ -51,15 +52,18 @@ class TemplateOptions(RequestBody):
     @model_validator(mode="after")
     def _check_ending(self) -> TemplateOptions:
         if self.add_generation_prompt and self.continue_final_message:
-            raise ValueError(
+            raise conflict(
+                "continue_final_message",
                 "'continue_final_message' and 'add_generation_prompt' exclude each other; "
-                "send 'add_generation_prompt': false"
+                "send 'add_generation_prompt': false",
             )
         return self
 
 
 class ChatCompletionRequest(TemplateOptions, GenerationRequest):
     """Messages in, one assistant message out."""
+
+    prompt_param = "messages"
 
     messages: Annotated[list[Message], Field(min_length=1)]
     add_special_tokens: bool = False  # the template writes them itself

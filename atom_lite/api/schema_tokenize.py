@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from atom_lite.api.faults import conflict
 from atom_lite.api.schema import RequestBody
 from atom_lite.api.schema_chat import Message, TemplateOptions
 from atom_lite.api.schema_completions import TokenIds  # noqa: TC001  # pydantic reads it
@@ -23,7 +24,7 @@ class TokenizeRequest(TemplateOptions):
     @model_validator(mode="after")
     def _check_form(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("send either 'prompt' or 'messages'")
+            raise conflict("prompt", "send either 'prompt' or 'messages'")
         return self
 
 

@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from atom_lite.api import schema
+from atom_lite.api.faults import error_body
+from tests.unit.api.serving import in_memory, on_socket, run, saying
+
+JSON = {"content-type": "application/json"}
+ERROR_FIELDS = {"message", "type", "param", "code"}
+DEEP = b'{"prompt":"x","metadata":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+def _check_error(answer, status):
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(answer.json()) == {"error"}
+    assert set(error) == ERROR_FIELDS
+    assert isinstance(error["message"], str)
+    return error
+
+
+BAD_BODIES = [
+    (b"", None),
+    (b"[1]", None),
+    (b"null", None),
+    (b'"x"', None),
+    (b"{", None),
+    (b"{'prompt':'x'}", None),
+    (b"\xff\xfe", None),
+    (b'{"prompt":"\xff"}', None),
+    (b'{"prompt":"\\ud83d"}', None),
+    (b'{"prompt":"x","metadata":{"a":"\\udc00"}}', None),
+    (DEEP, None),
+    (b'{"prompt":"x","temperature":NaN}', "temperature"),
+    (b'{"prompt":"x","temperature":Infinity}', "temperature"),
+    (b'{"prompt":"x","temperature":1e999}', "temperature"),
+    (b'{"prompt":"x","seed":' + b"9" * 1000 + b"}", "seed"),
+    (b'{"prompt":"x","seed":' + b"9" * 10000 + b"}", None),
+    (b'{"prompt":"x","seed":9223372036854775808}', "seed"),
+    (b'{"prompt":"x","max_tokens":0}', "max_tokens"),
+    (b'{"prompt":"x","max_tokens":-1}', "max_tokens"),
+    (b'{"prompt":"x","max_tokens":1.5}', "max_tokens"),
+    (b'{"prompt":"x","max_tokens":"many"}', "max_tokens"),
+    (b'{"prompt":"x","max_tokens":99999999999999999999}', "max_tokens"),
+    (b'{"prompt":"x","temperature":-1}', "temperature"),
+    (b'{"prompt":"x","temperature":2.1}', "temperature"),
+    (b'{"prompt":"x","top_p":0}', "top_p"),
+    (b'{"prompt":"x","top_p":1.1}', "top_p"),
+    (b'{"prompt":"x","top_k":-2}', "top_k"),
+    (b'{"prompt":"x","min_p":-0.1}', "min_p"),
+    (b'{"prompt":"x","stop":""}', "stop"),
+    (b'{"prompt":"x","stop":["a",""]}', "stop.1"),
+    (b'{"prompt":"x","stop":5}', "stop"),
+    (b'{"prompt":"x","stop_token_ids":[300]}', "stop_token_ids"),
+    (b'{"prompt":"x","stop_token_ids":[-1]}', "stop_token_ids"),
+    (b'{"prompt":"x","min_tokens":9,"max_tokens":8}', "min_tokens"),
+    (b'{"prompt":"x","stream_options":{}}', "stream_options"),
+    (b'{"prompt":"x","cache_salt":""}', "cache_salt"),
+    (b'{"prompt":"x","request_id":"a b"}', "request_id"),
+    (b'{"prompt":"x","request_id":"a\\r\\nset-cookie: x"}', "request_id"),
+    (b'{"prompt":"x","vllm_xargs":5}', "vllm_xargs"),
+    (b'{"prompt":5}', "prompt"),
+    (b'{"prompt":null}', "prompt"),
+    (b'{"prompt":{}}', "prompt"),
+    (b'{"prompt":[]}', "prompt"),
+    (b'{"prompt":[[]]}', "prompt"),
+    (b'{"prompt":""}', "prompt"),
+    (b'{"prompt":["x",""]}', "prompt"),
+    (b'{"prompt":[1,"a"]}', "prompt.1"),
+    (b'{"prompt":[300]}', "prompt"),
+    (b'{"prompt":[-1]}', "prompt"),
+    (b'{"prompt":[1e30]}', "prompt.0"),
+    (b"{}", "prompt"),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), BAD_BODIES, ids=lambda value: str(value)[:40])
+def test_bad_completion_body_is_a_400_that_names_the_field(tokenizer, body, param):
+    async def scenario():
+        async with in_memory(saying("x"), tokenizer) as served:
+            answer = await served.client.post("/v1/completions", content=body, headers=JSON)
+            error = _check_error(answer, 400)
+            assert error["type"] == "invalid_request_error"
+            assert error["param"] == param
+            assert not served.engine.submitted
+
+    run(scenario())
+
+
+BAD_MESSAGES = [
+    ([], "messages"),
+    (None, "messages"),
+    ("hi", "messages"),
+    ([5], "messages.0"),
+    ([{"content": "x"}], "messages.0.role"),
+    ([{"role": "", "content": "x"}], "messages.0.role"),
+    ([{"role": "user"}], "messages.0.content"),
+    ([{"role": "user", "content": 5}], "messages.0.content"),
+    ([{"role": "user", "content": [5]}], "messages.0.content.0"),
+    ([{"role": "user", "content": [{"type": "text"}]}], "messages.0.content.0.text"),
+    ([{"role": "user", "content": [{"type": "image_url"}]}], "messages.0.content.0"),
+    ([{"role": "user", "content": [{"type": "input_audio"}]}], "messages.0.content.0"),
+    ([{"role": "tool", "content": "x"}], "messages.0.role"),
+    (
+        [
+            {
+                "role": "assistant",
+                "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{"}}],
+            }
+        ],
+        "messages.0.tool_calls",
+    ),
+]
+
+
+@pytest.mark.parametrize(("messages", "param"), BAD_MESSAGES)
+def test_bad_messages_are_a_400_that_names_the_place(tokenizer, messages, param):
+    async def scenario():
+        async with in_memory(saying("x"), tokenizer) as served:
+            answer = await served.chat(messages=messages)
+            assert _check_error(answer, 400)["param"] == param
+
+    run(scenario())
+
+
+def test_template_arguments_cannot_break_the_call(tokenizer):
+    async def scenario():
+        async with in_memory(saying("x"), tokenizer) as served:
+            for name in ("messages", "self", "add_generation_prompt"):
+                answer = await served.chat(chat_template_kwargs={name: 1})
+                _check_error(answer, 400)
+            assert (await served.chat(chat_template_kwargs={"x-y": {"a": 1}})).status_code == 200
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_too_long_prompt_is_a_400_with_code_and_both_lengths(tokenizer, stream):
+    async def scenario():
+        async with in_memory(saying("x"), tokenizer) as served:
+            answer = await served.complete(prompt="a" * 300, stream=stream)
+            error = _check_error(answer, 400)
+            assert error["code"] == "context_length_exceeded"
+            assert error["param"] == "prompt"
+            assert "256" in error["message"]
+            assert "300" in error["message"]
+            answer = await served.chat(
+                messages=[{"role": "user", "content": "a" * 300}], stream=stream
+            )
+            assert _check_error(answer, 400)["param"] == "messages"
+            answer = await served.complete(prompt="aaa", max_tokens=254, stream=stream)
+            error = _check_error(answer, 400)
+            assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
+            answer = await served.complete(prompt="aaa", max_tokens=253, stream=stream)
+            assert answer.status_code == 200
+
+    run(scenario())
+
+
+def test_wrong_content_type_is_a_400(tokenizer):
+    async def scenario():
+        async with in_memory(saying("x"), tokenizer) as served:
+            for headers in ({}, {"content-type": "text/plain"}, {"content-type": "a" * 5000}):
+                answer = await served.client.post(
+                    "/v1/completions", content=b'{"prompt":"x"}', headers=headers
+                )
+                _check_error(answer, 400)
+            answer = await served.client.post(
+                "/v1/completions",
+                content=b'{"prompt":"x"}',
+                headers={"content-type": "Application/JSON; charset=utf-8"},
+            )
+            assert answer.status_code == 200
+
+    run(scenario())
+
+
+def test_body_over_the_limit_is_a_413(tokenizer, monkeypatch):
+    monkeypatch.setattr(schema, "MAX_BODY_BYTES", 1000)
+
+    async def scenario():
+        async with on_socket(saying("x"), tokenizer) as served:
+            answer = await served.complete(prompt="x" * 1000)
+            assert _check_error(answer, 413)["code"] == "request_too_large"
+            assert (await served.complete()).status_code == 200
+
+    run(scenario())
+
+
+def test_unknown_model_is_a_404_with_code_and_param(tokenizer):
+    async def scenario():
+        async with in_memory(saying("x"), tokenizer) as served:
+            for answer in (
+                await served.chat(model="other"),
+                await served.complete(model="other"),
+                await served.client.get("/v1/models/other/one"),
+                await served.client.post("/tokenize", json={"model": "other", "prompt": "x"}),
+                await served.client.post("/detokenize", json={"model": "other", "tokens": []}),
+            ):
+                error = _check_error(answer, 404)
+                assert error["type"] == "not_found_error"
+                assert (error["code"], error["param"]) == ("model_not_found", "model")
+
+    run(scenario())
+
+
+def test_unknown_path_and_method_have_the_nested_shape(tokenizer):
+    async def scenario():
+        async with in_memory(saying("x"), tokenizer) as served:
+            error = _check_error(await served.client.get("/v1/nothing"), 404)
+            assert "/v1/nothing" in error["message"]
+            answer = await served.client.get("/v1/completions")
+            _check_error(answer, 405)
+            assert answer.headers["allow"] == "POST"
+
+    run(scenario())
+
+
+def test_unexpected_exception_is_a_500_without_its_text(tokenizer, monkeypatch):
+    async def scenario():
+        async with in_memory(saying("x"), tokenizer) as served:
+
+            def broken():
+                raise RuntimeError("secret /etc/atom/key")
+
+            monkeypatch.setattr(served.engine, "next_sequence_id", broken)
+            answer = await served.chat()
+            error = _check_error(answer, 500)
+            assert error["message"] == "Internal server error"
+            counted = served.metrics.registry.get_sample_value(
+                "http_requests_total",
+                {"handler": "/v1/chat/completions", "method": "POST", "status": "5xx"},
+            )
+            assert counted == 1
+
+    run(scenario())
+
+
+def test_messages_are_bounded_and_without_addresses_or_paths():
+    body = error_body(500, "<Thing object at 0x7f12ab> in /usr/lib/python3/x.py " + "y" * 5000)
+    message = body["error"]["message"]
+    assert message.startswith("<Thing object> in <path> y")
+    assert len(message) <= 1000
+    assert error_body(400, "\ud83d")["error"]["message"] == "\\ud83d"
+    assert "org/model" in error_body(500, "org/model")["error"]["message"]
+
+
+def _random_value(rng: random.Random, depth: int = 0):
+    kinds = [
+        lambda: rng.choice([None, True, False]),
+        lambda: rng.choice([0, 1, -1, 2**31, -(2**63), 2**64, 10**30]),
+        lambda: rng.choice([0.0, 0.5, 1.5, -1e308, 1e-320]),
+        lambda: rng.choice(["", "x", "\u0000", "😀", "stop", "a" * 300, "../../etc"]),
+    ]
+    if depth < 3:
+        kinds += [
+            lambda: [_random_value(rng, depth + 1) for _ in range(rng.randint(0, 3))],
+            lambda: {
+                rng.choice(["type", "text", "role", "content", "a", ""]): _random_value(
+                    rng, depth + 1
+                )
+                for _ in range(rng.randint(0, 3))
+            },
+        ]
+    return rng.choice(kinds)()
+
+
+def _fields() -> list[str]:
+    from atom_lite.api.not_yet import NOT_YET
+    from atom_lite.api.schema_chat import ChatCompletionRequest
+    from atom_lite.api.schema_completions import CompletionRequest
+    from atom_lite.api.schema_tokenize import TokenizeRequest
+
+    declared = (
+        ChatCompletionRequest.model_fields
+        | CompletionRequest.model_fields
+        | TokenizeRequest.model_fields
+    )
+    return sorted([*declared, *NOT_YET, "tokens", "made_up"])
+
+
+def _fuzz(tokenizer, seed: int, count: int) -> None:
+    rng, fields = random.Random(seed), _fields()
+    base = {"messages": [{"role": "user", "content": "x"}], "prompt": "x", "tokens": [1]}
+
+    async def scenario():
+        seen = set()
+        async with in_memory(saying("hello"), tokenizer) as served:
+            for _ in range(count):
+                body = dict(base)
+                path = rng.choice(
+                    ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]
+                )
+                if path == "/tokenize":
+                    body.pop(rng.choice(["messages", "prompt"]))
+                for name in rng.sample(fields, rng.randint(1, 3)):
+                    body[name] = _random_value(rng)
+                raw = json.dumps(body).encode()
+                if rng.random() < 0.1:
+                    raw = raw[: rng.randint(0, len(raw))]
+                answer = await served.client.post(path, content=raw, headers=JSON)
+                assert answer.status_code < 500, (seed, path, raw, answer.text)
+                if answer.status_code != 200:
+                    _check_error(answer, answer.status_code)
+                seen.add(answer.status_code)
+            assert served.engine.num_open == 0
+        assert seen >= {200, 400}
+
+    run(scenario())
+
+
+def test_no_body_makes_a_5xx(tokenizer):
+    _fuzz(tokenizer, seed=1, count=400)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_no_body_makes_a_5xx_in_many_tries(tokenizer, seed):
+    _fuzz(tokenizer, seed=seed, count=2000)

@@ -46,13 +46,6 @@ class Flight(NamedTuple):
     rows: list[FlightRow]
 
 
-class Landed(NamedTuple):
-    """A row that came back and still counts; `token_id` is None where none was to be drawn."""
-
-    row: FlightRow
-    token_id: int | None
-
-
 class InFlight:
     """At most `depth` steps in flight, oldest first."""
 
@@ -92,25 +85,24 @@ class InFlight:
         return self._flights.popleft()
 
 
-def living_rows(flight: Flight, result: StepResult) -> list[Landed]:
-    """The rows of a landed flight whose sequence still runs in the row's epoch, with their tokens.
+def tokens_that_count(flight: Flight, result: StepResult) -> list[tuple[Sequence, int]]:
+    """The drawn tokens of a landed flight whose sequence still awaits them, in row order.
+
+    Those of sequences that have finished or were preempted since the step was planned are dropped.
 
     Raises:
         EngineError: a token that was to be drawn is missing.
     """
-    tokens = {(t.sequence_id, t.epoch): t.token_id for t in result.tokens}
-    landed = []
-    for row in flight.rows:
-        sequence = row.sequence
-        if not sequence.is_running or sequence.epoch != row.epoch:
+    drawn = {(token.sequence_id, token.epoch): token.token_id for token in result.tokens}
+    tokens = []
+    for sequence, epoch, _, _, sample in flight.rows:
+        if not sample or sequence.epoch != epoch or not sequence.sample_in_flight:
             continue
-        token_id = None
-        if row.sample:
-            token_id = tokens.get((sequence.sequence_id, row.epoch))
-            if token_id is None:
-                raise EngineError(
-                    f"result of step {result.step_id} lacks the token of sequence "
-                    f"{sequence.sequence_id}, epoch {row.epoch}"
-                )
-        landed.append(Landed(row, token_id))
-    return landed
+        token_id = drawn.get((sequence.submission.sequence_id, epoch))
+        if token_id is None:
+            raise EngineError(
+                f"result of step {result.step_id} lacks the token of sequence "
+                f"{sequence.sequence_id}, epoch {epoch}"
+            )
+        tokens.append((sequence, token_id))
+    return tokens

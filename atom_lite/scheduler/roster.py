@@ -94,6 +94,7 @@ class Roster:
         else:
             self._leave_stages(sequence)
             sequence.state = State.FINISHED
+            sequence.sample_in_flight = False  # what is still being drawn no longer counts
 
     def latest_preemptible(self, step_id: int) -> Sequence | None:
         """The last in order that may lose its blocks.

@@ -30,7 +30,7 @@ from atom_lite.messages import (
     TokensGenerated,
 )
 from atom_lite.scheduler.chunk_size import ChunkPlanner, FixedBudget
-from atom_lite.scheduler.in_flight import Flight, InFlight, living_rows
+from atom_lite.scheduler.in_flight import Flight, InFlight, tokens_that_count
 from atom_lite.scheduler.limits import SchedulerLimits
 from atom_lite.scheduler.policies.stall_free import StallFree
 from atom_lite.scheduler.roster import Roster
@@ -157,9 +157,8 @@ class Scheduler:
         flight = self._in_flight.land(result)
         self._count(flight)
         events: list[SequenceEvent] = []
-        for row, token_id in living_rows(flight, result):
-            if token_id is not None:
-                self._accept(row.sequence, token_id, now, events)
+        for sequence, token_id in tokens_that_count(flight, result):
+            self._accept(sequence, token_id, now, events)
         return events
 
     def reset_prefix_cache(self) -> None:
@@ -192,7 +191,8 @@ class Scheduler:
         self, sequence: Sequence, token_id: int, now: float, events: list[SequenceEvent]
     ) -> None:
         """Append a drawn token, and finish the sequence if it was the last."""
-        self._register_written_block(sequence)
+        if sequence.num_scheduled_tokens % self._limits.block_size == 0:
+            self._register_written_block(sequence)
         sequence.sample_in_flight = False
         sequence.tokens.append(token_id)
         self._counters["output_tokens"] += 1
@@ -202,7 +202,9 @@ class Scheduler:
             cached = sequence.num_cached_tokens
         events.append(
             TokensGenerated(
-                sequence_id=sequence.sequence_id, token_ids=[token_id], num_cached_tokens=cached
+                sequence_id=sequence.submission.sequence_id,
+                token_ids=[token_id],
+                num_cached_tokens=cached,
             )
         )
         stop = find_stop(sequence, self._limits.eos_token_ids)

@@ -118,14 +118,9 @@ class StepBuilder:
         """
         if sequence.state is not State.DECODING:
             return False  # preempted for an earlier row of this step
-        while not self._has_blocks_for(sequence, 1):
-            victim = self._roster.latest_preemptible(self.flight.step_id)
-            assert victim is not None, "the sequence itself is preemptible"
-            if victim is sequence and self._a_later_one_is_in_flight(sequence):
-                return False
-            self._roster.preempt(victim)
-            if victim is sequence:
-                return False
+        num_slots = len(sequence.block_ids) * self._limits.block_size
+        if sequence.num_scheduled_tokens == num_slots and not self._make_room_for(sequence):
+            return False
         self._place(sequence, 1, is_decode=True)
         return True
 
@@ -184,10 +179,17 @@ class StepBuilder:
         )
         return min(wish, remaining_tokens, self.budget_left)
 
-    def _has_blocks_for(self, sequence: Sequence, num_tokens: int) -> bool:
-        end = sequence.num_scheduled_tokens + num_tokens
-        missing = self._allocator.blocks_for(end) - len(sequence.block_ids)
-        return missing <= self._allocator.num_available
+    def _make_room_for(self, sequence: Sequence) -> bool:
+        """See that one block is available to a decode, the latest sequence giving way first."""
+        while self._allocator.num_available == 0:
+            victim = self._roster.latest_preemptible(self.flight.step_id)
+            assert victim is not None, "the sequence itself is preemptible"
+            if victim is sequence and self._a_later_one_is_in_flight(sequence):
+                return False
+            self._roster.preempt(victim)
+            if victim is sequence:
+                return False
+        return True
 
     def _blocks_to_decode(self, prefill_end: int) -> int:
         """Blocks of a prefill and its first decode; the whole pool is enough for any sequence."""
@@ -222,9 +224,9 @@ class StepBuilder:
     def _place(self, sequence: Sequence, num_tokens: int, *, is_decode: bool) -> None:
         start = sequence.num_scheduled_tokens
         end = start + num_tokens
-        missing = self._allocator.blocks_for(end) - len(sequence.block_ids)
-        if missing > 0:
-            sequence.block_ids += self._allocator.take(missing)
+        num_new_slots = end - len(sequence.block_ids) * self._limits.block_size
+        if num_new_slots > 0:
+            sequence.block_ids += self._allocator.take(self._allocator.blocks_for(num_new_slots))
         sample = end == len(sequence.tokens)
         self.rows.append(
             StepRow(

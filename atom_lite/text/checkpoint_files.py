@@ -56,13 +56,15 @@ def read_tokenizer(path: Path, *, override: Path | None = None) -> TokenizerFile
 
 
 def _read(path: Path) -> TokenizerFiles:
-    if path.is_dir():
-        return _read_directory(path)
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"no tokenizer at {path}: there is no such file or directory")
-    if path.suffix == ".json":
-        return _read_files(path)
-    return _read_gguf(path)
+    try:
+        if path.is_dir():
+            return _read_directory(path)
+        return _read_files(path) if path.suffix == ".json" else _read_gguf(path)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        # Readable files whose content has another shape than it should.
+        raise ConfigError(f"the tokenizer files at {path} are malformed: {error!r}") from error
 
 
 def _chat_templates_at(path: Path) -> dict[str, str]:
@@ -75,9 +77,11 @@ def _chat_templates_at(path: Path) -> dict[str, str]:
 
 
 def _read_directory(directory: Path) -> TokenizerFiles:
-    if not (directory / "tokenizer.json").is_file():
-        directory = converted_directory(directory)
-    return _read_files(directory / "tokenizer.json")
+    if (directory / "tokenizer.json").is_file():
+        return _read_files(directory / "tokenizer.json")
+    if gguf_files := sorted(directory.glob("*.gguf")):
+        return _read_gguf(gguf_files[0])  # of a split model, the first part holds the metadata
+    return _read_files(converted_directory(directory) / "tokenizer.json")
 
 
 def _read_files(tokenizer_json: Path) -> TokenizerFiles:

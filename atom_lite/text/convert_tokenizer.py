@@ -2,7 +2,7 @@
 
 Old checkpoints ship tokenizer.model or vocab.json with merges.txt only. transformers can convert
 them; the frontend must not import it (2 s and 200 MB for a thing needed once). So the frontend runs
-this very file as a script, and keeps the outcome in a cache directory named by the content of the
+a few lines of Python in a process of their own, and keeps the outcome in a cache directory named by the content of the
 files that went in.
 """
 
@@ -31,6 +31,12 @@ _SOURCES = (
     "config.json",
 )
 _TIMEOUT_SECONDS = 300
+_SCRIPT = """
+import sys
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], local_files_only=True)
+tokenizer.save_pretrained(sys.argv[2])
+"""
 
 
 def converted_directory(directory: Path) -> Path:
@@ -82,7 +88,7 @@ def _convert_into(target: Path, sources: list[Path]) -> None:
 
 
 def _run_conversion(inputs: Path, outputs: Path, *, origin: Path) -> None:
-    command = [sys.executable, __file__, str(inputs), str(outputs)]
+    command = [sys.executable, "-P", "-c", _SCRIPT, str(inputs), str(outputs)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     try:
         done = subprocess.run(
@@ -100,13 +106,3 @@ def _run_conversion(inputs: Path, outputs: Path, *, origin: Path) -> None:
     if done.returncode != 0 or not (outputs / "tokenizer.json").is_file():
         reason = done.stderr.strip().splitlines()[-1:] or ["no tokenizer.json was written"]
         raise ConfigError(f"the tokenizer of {origin} cannot be converted: {reason[0]}")
-
-
-def _main(source: str, target: str) -> None:
-    from transformers import AutoTokenizer
-
-    AutoTokenizer.from_pretrained(source, local_files_only=True).save_pretrained(target)
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

@@ -42,7 +42,8 @@ class IncrementalDetokenizer:
         self._hidden_ids = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         self._stream: _Stream
         if tokenizer.pieces is not None:
-            at_start = all(i in self._hidden_ids for i in prompt_token_ids)
+            strips = tokenizer.pieces.rule.strip_count > 0
+            at_start = strips and all(i in self._hidden_ids for i in prompt_token_ids)
             self._stream = _PieceStream(tokenizer.pieces, at_start=at_start)
         else:
             visible = [i for i in prompt_token_ids[-_MAX_HELD_TOKENS:] if i not in self._hidden_ids]
@@ -74,7 +75,7 @@ class _PieceStream:
 
     def __init__(self, pieces: PieceTable, *, at_start: bool) -> None:
         self._pieces = pieces
-        self._at_start = at_start and pieces.rule.strip_count > 0
+        self._at_start = at_start
         self._num_stripped = 0
         self._held = b""  # the first bytes of a character
 

@@ -249,6 +249,31 @@ def test_a_broken_config_is_refused_with_its_name(tmp_path):
         Tokenizer.from_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"chat_template": [{"name": "default"}]},
+        {"added_tokens_decoder": {"one": {"content": "x"}}},
+        {"added_tokens_decoder": ["x"]},
+    ],
+)
+def test_a_config_of_another_shape_is_refused(tmp_path, config):
+    with pytest.raises(ConfigError, match="malformed"):
+        Tokenizer.from_checkpoint(write_checkpoint(tmp_path, config=config))
+
+
+def test_a_template_that_is_no_utf8_is_refused(tmp_path):
+    write_checkpoint(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="malformed"):
+        Tokenizer.from_checkpoint(tmp_path)
+
+
+def test_a_directory_with_a_gguf_file_is_read(tmp_path):
+    (tmp_path / "model.gguf").symlink_to(smollm_gguf())
+    assert Tokenizer.from_checkpoint(tmp_path).vocab_size == 49152
+
+
 def test_a_missing_path_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no such file"):
         Tokenizer.from_checkpoint(tmp_path / "nowhere")

@@ -144,7 +144,7 @@ def _weights(logits: BlockedLogits, parameters: RowParameters) -> Tensor:
     """The unnormalised tempered weights of the whole vocabulary, [R, N, BLOCK] float32."""
     weights = logits.values - logits.row_maxima[:, None, None]
     if bool((parameters.temperature != 1.0).any()):
-        weights /= parameters.temperature.float()[:, None, None]
+        weights *= parameters.temperature.float().reciprocal()[:, None, None]
     return weights.exp_()
 
 

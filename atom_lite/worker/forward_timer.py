@@ -55,15 +55,15 @@ class WallTimer:
 
 
 class EventTimer:
-    """For a CUDA or ROCm device: events on the current stream.
+    """For an accelerator: events on its current stream.
 
     The events are polled with short pauses, never synchronised on: a synchronising thread may spin
     on a core that other threads of the engine need.
     """
 
-    def __init__(self) -> None:
-        self._begin = torch.cuda.Event(enable_timing=True)
-        self._end = torch.cuda.Event(enable_timing=True)
+    def __init__(self, device: torch.device) -> None:
+        self._begin = torch.Event(device, enable_timing=True)
+        self._end = torch.Event(device, enable_timing=True)
 
     def start(self) -> None:
         """See ForwardTimer."""
@@ -82,4 +82,4 @@ class EventTimer:
 
 def timer_for(device: torch.device) -> ForwardTimer:
     """The timer that tells the truth on `device`."""
-    return EventTimer() if device.type == "cuda" else WallTimer()
+    return WallTimer() if device.type == "cpu" else EventTimer(device)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from atom_lite.config import Config
     from atom_lite.messages import StepPlan
-    from atom_lite.models.registry import Decoder
+    from atom_lite.models.decoder import Decoder
     from atom_lite.worker.inputs import StepInputs
     from atom_lite.worker.kv_cache import KVPool
 

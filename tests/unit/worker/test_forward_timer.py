@@ -27,7 +27,7 @@ def test_wall_timer_measures_what_lies_between_start_and_stop():
 def test_event_timer_measures_what_lies_between_start_and_stop():
     device = torch.device("cuda")
     check_timer_brackets_the_work(
-        EventTimer(),
+        EventTimer(device),
         lambda: torch.randn(2000, 2000, device=device).matmul(torch.eye(2000, device=device)),
     )
 

@@ -101,13 +101,13 @@ SAMPLING = st.builds(
     params,
     temperature=st.sampled_from([0.0, 0.02, 0.5, 1.0, 1.7]),
     top_k=st.sampled_from([0, 0, 1, 2, 5, 40, 1000]),
-    top_p=st.sampled_from([1.0, 1.0, 1e-9, 0.3, 0.91, 0.999]),
+    top_p=st.sampled_from([1.0, 1.0, 0.0, 0.3, 0.91, 0.999]),
     min_p=st.sampled_from([0.0, 0.0, 0.01, 0.4, 1.0]),
     seed=st.integers(-(2**63), 2**64),
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     rows=st.lists(st.tuples(SAMPLING, st.integers(0, 5000)), min_size=1, max_size=12),
     vocab_size=st.sampled_from([3, 64, 100, 1000]),

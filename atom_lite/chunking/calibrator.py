@@ -1,0 +1,254 @@
+"""Calibration of the makespan policy: it never dies, and it says what it is doing.
+
+    collecting --fit accepted--> installed --drift--> drifting --refit accepted--> installed
+        ^  |                                             |  |
+        '--' fit refused: reason kept,                   '--' refused: the old model stays,
+             tried again after twice the samples              tried again after twice the samples
+
+Every step's time on every stage is offered (`record`). Graph replays and eager runs are kept apart:
+the former say nothing about a step with a prefill in it. After the first model, refits are held by
+the model before (`fit_robust`), because chunks that a model picked cannot tell its terms apart.
+
+Pure; back-off counts samples, not seconds. Runs in the head process.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from atom_lite.chunking.drift import DriftDetector
+from atom_lite.chunking.fit_robust import (
+    DecodeRow,
+    FitQuality,
+    PrefillRow,
+    fit_decode,
+    fit_prefill,
+)
+from atom_lite.chunking.refusal import FitRefused, Notice
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from atom_lite.chunking.latency_model import Chunk, LatencyModel
+
+CalibrationState: TypeAlias = Literal["collecting", "installed", "drifting"]
+
+MAX_PREFILL_ROWS = 512
+MAX_DECODE_ROWS = 256
+FIRST_FIT_SAMPLES = 8
+REFIT_SAMPLES = 16
+MAX_BACK_OFF_SAMPLES = 512
+RECENT_ERRORS = 64
+# A step with fewer new tokens than this per decode row is neither prefill- nor decode-dominated.
+PREFILL_DOMINANCE = 8
+
+
+class StepSample(NamedTuple):
+    """What a step held and how long each stage took."""
+
+    chunks: tuple[Chunk, ...]
+    stage_seconds: tuple[float, ...]
+    decode_rows: int = 0
+    decode_context_tokens: int = 0
+    first_sequence_id: int = -1  # of the first chunk
+    is_graph_replay: bool = False
+
+
+class _Stage:
+    """One stage's rows, model and drift."""
+
+    def __init__(self) -> None:
+        self.prefill_rows: deque[PrefillRow] = deque(maxlen=MAX_PREFILL_ROWS)
+        self.eager_decodes: deque[DecodeRow] = deque(maxlen=MAX_DECODE_ROWS)
+        self.model: LatencyModel | None = None
+        self.quality: FitQuality | None = None
+        self.drift: DriftDetector | None = None
+
+    def fit(self) -> tuple[LatencyModel, FitQuality]:
+        decode = fit_decode(list(self.eager_decodes))
+        return fit_prefill(list(self.prefill_rows), decode, self.model)
+
+    def install(self, model: LatencyModel, quality: FitQuality | None) -> None:
+        self.model = model
+        if quality is not None:
+            self.quality = quality
+        self.drift = DriftDetector(self.quality.sigma if self.quality else 0.1)
+
+
+class Calibrator:
+    """All stages' models, refitted as steps come in."""
+
+    def __init__(self, num_stages: int, *, floor_tokens: int) -> None:
+        """`floor_tokens`: chunks below are not fitted, time is not linear there."""
+        self._stages = [_Stage() for _ in range(num_stages)]
+        self._floor_tokens = floor_tokens
+        self.state: CalibrationState = "collecting"
+        self.reason = "no step has been timed yet"
+        self.last_refusal: FitRefused | None = None
+        self.num_refused = 0
+        self.num_installed = 0
+        self._fresh = 0  # prefill samples since the last attempt
+        self._back_off = FIRST_FIT_SAMPLES
+        self._refine_after = REFIT_SAMPLES
+        self._errors: deque[float] = deque(maxlen=RECENT_ERRORS)
+
+    @property
+    def models(self) -> tuple[LatencyModel, ...] | None:
+        """The accepted models, one per stage."""
+        models = [stage.model for stage in self._stages]
+        return tuple(m for m in models if m is not None) if all(models) else None
+
+    @property
+    def qualities(self) -> tuple[FitQuality | None, ...]:
+        """How good each stage's fit was; None where the model came without."""
+        return tuple(stage.quality for stage in self._stages)
+
+    @property
+    def recent_error(self) -> float | None:
+        """Median relative error of the last predictions; what /metrics shows."""
+        ordered = sorted(self._errors)
+        return ordered[len(ordered) // 2] if ordered else None
+
+    def adopt(
+        self, models: Sequence[LatencyModel], qualities: Sequence[FitQuality | None]
+    ) -> list[Notice]:
+        """Start from a saved profile instead of samples."""
+        for stage, model, quality in zip(self._stages, models, qualities, strict=True):
+            stage.install(model, quality)
+        self._finish("loaded from a profile")
+        return self._installed_notices()
+
+    def record(self, sample: StepSample) -> list[Notice]:
+        """Take a step's times; fits when one is due.
+
+        Returns:
+            Lines for the log. After an "installed" one `models` has changed.
+        """
+        if not self.keep(sample):
+            return []
+        drifted = self._compare(sample)
+        self._fresh += 1
+        if self.state == "installed" and drifted:
+            return self._start_drift()
+        wait = self._refine_after if self.state == "installed" else self._back_off
+        return self._attempt() if self._fresh >= wait else []
+
+    def keep(self, sample: StepSample) -> bool:
+        """Take a step's times without fitting; whether it is a prefill step that counts."""
+        if len(sample.stage_seconds) != len(self._stages) or min(sample.stage_seconds) <= 0.0:
+            return False
+        if not sample.chunks:
+            self._keep_decode(sample)
+            return False
+        if not self._is_prefill_dominated(sample):
+            return False
+        self._keep_prefill(sample)
+        return True
+
+    def attempt_now(self) -> list[Notice]:
+        """Fit with what there is; after a startup sweep."""
+        return self._attempt()
+
+    def _is_prefill_dominated(self, sample: StepSample) -> bool:
+        new = sum(chunk.new_tokens for chunk in sample.chunks)
+        is_linear = min(chunk.new_tokens for chunk in sample.chunks) >= self._floor_tokens
+        return is_linear and new >= PREFILL_DOMINANCE * sample.decode_rows
+
+    def _keep_decode(self, sample: StepSample) -> None:
+        if sample.is_graph_replay or sample.decode_rows == 0:
+            return
+        for stage, seconds in zip(self._stages, sample.stage_seconds, strict=True):
+            stage.eager_decodes.append(
+                DecodeRow(sample.decode_rows, sample.decode_context_tokens, seconds)
+            )
+
+    def _keep_prefill(self, sample: StepSample) -> None:
+        # gamma and b are per chunk, c per step: sums over the chunks are exactly the columns.
+        prefix = sum(chunk.prefix_tokens for chunk in sample.chunks)
+        new = sum(chunk.new_tokens for chunk in sample.chunks)
+        area = sum(chunk.area for chunk in sample.chunks)
+        for stage, seconds in zip(self._stages, sample.stage_seconds, strict=True):
+            stage.prefill_rows.append(
+                PrefillRow(
+                    prefix, new, area, sample.decode_rows, sample.decode_context_tokens, seconds
+                )
+            )
+
+    def _compare(self, sample: StepSample) -> bool:
+        """Note the prediction error; whether some stage has drifted."""
+        drifted = False
+        worst = 0.0
+        for stage, seconds in zip(self._stages, sample.stage_seconds, strict=True):
+            if stage.model is None or stage.drift is None:
+                return False
+            predicted = stage.model.predict(
+                sample.chunks,
+                decode_rows=sample.decode_rows,
+                decode_context_tokens=sample.decode_context_tokens,
+            )
+            worst = max(worst, abs(predicted - seconds) / seconds)
+            drifted |= stage.drift.observe(seconds, predicted)
+        self._errors.append(worst)
+        return drifted
+
+    def _start_drift(self) -> list[Notice]:
+        """Forget what was measured before the drift, and collect anew."""
+        for stage in self._stages:
+            recent = list(stage.prefill_rows)[-REFIT_SAMPLES:]
+            stage.prefill_rows.clear()
+            stage.prefill_rows.extend(recent)
+        self.state = "drifting"
+        self.reason = "step times have drifted from the model"
+        self._fresh = 0
+        self._back_off = max(self._back_off, REFIT_SAMPLES)
+        return [Notice("info", f"Dynamic chunking: {self.reason}; refitting")]
+
+    def _attempt(self) -> list[Notice]:
+        self._fresh = 0
+        try:
+            fits = [stage.fit() for stage in self._stages]
+        except FitRefused as refused:
+            return self._refuse(refused)
+        for stage, (model, quality) in zip(self._stages, fits, strict=True):
+            stage.install(model, quality)
+        # Ever more patient: a machine that changes all the time is not refitted all day.
+        if self.state == "drifting":
+            self._back_off = min(2 * self._back_off, MAX_BACK_OFF_SAMPLES)
+        else:
+            self._back_off = REFIT_SAMPLES
+            self._refine_after = min(2 * self._refine_after, MAX_BACK_OFF_SAMPLES)
+        self._finish(f"fitted to {len(self._stages[0].prefill_rows)} steps")
+        return self._installed_notices()
+
+    def _refuse(self, refused: FitRefused) -> list[Notice]:
+        self.num_refused += 1
+        self.last_refusal = refused
+        if self.state == "installed":
+            self._refine_after = min(2 * self._refine_after, MAX_BACK_OFF_SAMPLES)
+            wait = self._refine_after
+        else:
+            self.reason = refused.message
+            self._back_off = min(2 * self._back_off, MAX_BACK_OFF_SAMPLES)
+            wait = self._back_off
+        kept = "the previous model stays" if self.models else "prompts are cut for calibration"
+        text = f"Dynamic chunking calibration refused ({refused.gate}): {refused.message}"
+        return [Notice("info", f"{text}; {kept}, next try after {wait} samples")]
+
+    def _finish(self, reason: str) -> None:
+        self.state = "installed"
+        self.reason = reason
+        self.num_installed += 1
+        self._fresh = 0
+
+    def _installed_notices(self) -> list[Notice]:
+        verb = "installed" if self.num_installed == 1 else "refitted"
+        notices = []
+        for index, stage in enumerate(self._stages):
+            assert stage.model is not None
+            why = self.reason
+            if stage.quality is not None:
+                why += f", median error {stage.quality.median_relative_error:.1%}"
+            text = f"Dynamic chunking latency model {verb}: {stage.model.describe()}"
+            notices.append(Notice("info", f"{text} on stage {index} ({why})"))
+        return notices

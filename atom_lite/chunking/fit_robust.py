@@ -1,0 +1,227 @@
+"""Our fit: robust non-negative least squares on the raw rows of real steps.
+
+Where ATOM needs a sweep of pure prefills, this takes what serving brings, decodes included. Prefill
+terms come from prefill-dominated steps, d0 and d1 from decode-only steps. A column that the rows
+cannot tell apart from the others is left out or held by a prior, and the fit says how good it is.
+
+    prefill row   [1, sum L, sum x, sum area]     what is left after the decode terms
+    decode row    [1, D, K]
+
+Pure and bounded: at most a thousand rows, a few milliseconds. Runs in the head process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atom_lite.chunking.latency_model import LatencyModel
+from atom_lite.chunking.nonnegative import RobustSolution, robust_nonnegative
+from atom_lite.chunking.refusal import FitRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Array: TypeAlias = NDArray[np.float64]
+
+MIN_PREFILL_ROWS = 8
+MIN_PREFIXES = 3
+MIN_CHUNK_SIZES = 2
+MIN_DECODE_ROWS = 8
+MIN_SIZE_RATIO = 1.5  # between the largest and the smallest chunk
+MAX_RELATIVE_ERROR = 0.30  # median; 15 % noise passes, a formula that does not fit does not
+MAX_STDERR = 0.10  # of the prediction at the worst sampled shape, relative
+MIN_COLUMN_SPREAD = 1.2  # largest over smallest; under it a decode column is the constant's twin
+
+
+class PrefillRow(NamedTuple):
+    """One prefill-dominated step on one stage."""
+
+    prefix_tokens: float
+    new_tokens: float
+    area: float
+    decode_rows: float
+    decode_context_tokens: float
+    seconds: float
+
+
+class DecodeRow(NamedTuple):
+    """One decode-only step on one stage."""
+
+    decode_rows: float
+    decode_context_tokens: float
+    seconds: float
+
+
+class DecodeTerms(NamedTuple):
+    """d0 and d1."""
+
+    row_seconds: float = 0.0
+    context_seconds_per_token: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitQuality:
+    """How well an accepted model describes the rows it was fitted to.
+
+    Attributes:
+        num_rows: prefill rows.
+        median_relative_error: half of the rows are predicted better than this.
+        p90_relative_error: nine in ten are.
+        sigma: robust spread of the relative residual; what the drift detector measures in.
+        stderr: one-sigma uncertainty of the prediction at the worst sampled shape, relative.
+    """
+
+    num_rows: int
+    median_relative_error: float
+    p90_relative_error: float
+    sigma: float
+    stderr: float
+
+
+def fit_decode(rows: Sequence[DecodeRow]) -> DecodeTerms:
+    """d0 and d1 from decode-only steps; a term that the rows do not show is 0."""
+    if len(rows) < MIN_DECODE_ROWS:
+        return DecodeTerms()
+    table = np.asarray(rows, dtype=np.float64)
+    design, measured = table[:, :2], table[:, 2]
+    kept = [column for column in (0, 1) if _varies(design[:, column])]
+    if len(kept) == 2 and not _separable(design):
+        kept = [1]
+    if not kept:
+        return DecodeTerms()
+    columns = np.column_stack((np.ones(len(rows)), design[:, kept]))
+    coefficients = robust_nonnegative(columns, measured).coefficients
+    terms = [0.0, 0.0]
+    for index, column in enumerate(kept):
+        terms[column] = float(coefficients[1 + index])
+    return DecodeTerms(*terms)
+
+
+def fit_prefill(
+    rows: Sequence[PrefillRow], decode: DecodeTerms, prior: LatencyModel | None = None
+) -> tuple[LatencyModel, FitQuality]:
+    """c, gamma, b and a from prefill-dominated steps.
+
+    Args:
+        rows: at most a thousand.
+        decode: taken off each row before the fit, and kept in the model.
+        prior: an accepted model of the same stage. With it rows need not be diverse: what they
+            cannot tell stays where it was, scaled by how much slower everything has become.
+
+    Raises:
+        FitRefused: the reason; the calibrator backs off and tries again.
+    """
+    table = np.asarray(rows, dtype=np.float64).reshape(-1, len(PrefillRow._fields))
+    if prior is None:
+        _require_diversity(table)
+    elif len(table) < MIN_PREFILL_ROWS:
+        raise FitRefused("samples", f"{len(table)} prefill steps, {MIN_PREFILL_ROWS} are needed")
+    prefix, new, area, num_rows, context, seconds = table.T
+    rest = seconds - decode.row_seconds * num_rows - decode.context_seconds_per_token * context
+    # A noisy step may take less than its decodes alone should; it says nothing about prefill.
+    usable = rest > 0.1 * seconds
+    if np.count_nonzero(usable) < MIN_PREFILL_ROWS:
+        raise FitRefused("residual", "decode terms explain more than the whole of most steps")
+    design = np.column_stack((np.ones_like(new), prefix, new, area))[usable]
+    measured = rest[usable]
+    anchor = None if prior is None else _scaled_prior(prior, design, measured)
+    solution = robust_nonnegative(design, measured, anchor)
+    constant, per_prefix, linear, attention = (float(x) for x in solution.coefficients)
+    if linear + attention <= 0.0:
+        raise FitRefused("slope", "step times do not rise with the number of new tokens")
+    quality = _quality(design, measured, solution)
+    _require_quality(quality, has_prior=prior is not None)
+    model = LatencyModel(
+        constant_seconds=constant,
+        prefix_seconds_per_token=per_prefix,
+        linear_seconds_per_token=linear,
+        attention_seconds_per_area=attention,
+        decode_row_seconds=decode.row_seconds,
+        decode_context_seconds_per_token=decode.context_seconds_per_token,
+    )
+    return model, quality
+
+
+def _require_diversity(table: Array) -> None:
+    if len(table) < MIN_PREFILL_ROWS:
+        raise FitRefused("samples", f"{len(table)} prefill steps, {MIN_PREFILL_ROWS} are needed")
+    num_prefixes = np.unique(table[:, 0]).size
+    if num_prefixes < MIN_PREFIXES:
+        raise FitRefused("samples", f"{num_prefixes} distinct prefixes, {MIN_PREFIXES} are needed")
+    sizes = table[:, 1]
+    if np.unique(sizes).size < MIN_CHUNK_SIZES or sizes.max() < MIN_SIZE_RATIO * sizes.min():
+        raise FitRefused(
+            "samples",
+            f"chunk sizes from {sizes.min():.0f} to {sizes.max():.0f} tokens, the largest must be "
+            f"{MIN_SIZE_RATIO} times the smallest",
+        )
+
+
+def _require_quality(quality: FitQuality, *, has_prior: bool) -> None:
+    if quality.median_relative_error > MAX_RELATIVE_ERROR:
+        raise FitRefused(
+            "residual",
+            f"median error is {quality.median_relative_error:.1%} of the step, above "
+            f"{MAX_RELATIVE_ERROR:.0%}: the latency model does not describe these steps",
+        )
+    if not has_prior and quality.stderr > MAX_STDERR:
+        raise FitRefused(
+            "uncertainty",
+            f"prediction uncertainty is {quality.stderr:.1%}, above {MAX_STDERR:.0%}: more or "
+            "steadier timings are needed",
+        )
+
+
+def _scaled_prior(prior: LatencyModel, design: Array, measured: Array) -> Array:
+    """The prior's prefill terms, times the median ratio of measured to predicted."""
+    terms = np.asarray(
+        (
+            prior.constant_seconds,
+            prior.prefix_seconds_per_token,
+            prior.linear_seconds_per_token,
+            prior.attention_seconds_per_area,
+        )
+    )
+    scaled: Array = terms * float(np.median(measured / (design @ terms)))
+    return scaled
+
+
+def _quality(design: Array, measured: Array, solution: RobustSolution) -> FitQuality:
+    relative = design / measured[:, None]
+    error = np.abs(relative @ solution.coefficients - 1.0)
+    return FitQuality(
+        num_rows=len(measured),
+        median_relative_error=float(np.median(error)),
+        p90_relative_error=float(np.quantile(error, 0.9)),
+        sigma=solution.sigma,
+        stderr=_worst_stderr(relative, solution),
+    )
+
+
+def _worst_stderr(relative: Array, solution: RobustSolution) -> float:
+    """One-sigma error of the prediction at the worst row, from the columns that are in use."""
+    active = solution.coefficients > 0.0
+    degrees_of_freedom = len(relative) - int(np.count_nonzero(active))
+    if degrees_of_freedom <= 0:
+        return float("inf")
+    columns = relative[:, active]
+    columns = columns / np.max(np.abs(columns), axis=0)
+    weighted = columns * np.sqrt(solution.weights)[:, None]
+    covariance = solution.sigma**2 * np.linalg.pinv(weighted.T @ weighted)
+    variance = np.einsum("ij,jk,ik->i", columns, covariance, columns)
+    return float(np.sqrt(np.maximum(variance, 0.0)).max())
+
+
+def _varies(column: Array) -> bool:
+    return bool(column.max() >= MIN_COLUMN_SPREAD * max(column.min(), 1.0))
+
+
+def _separable(design: Array) -> bool:
+    """Whether D and K move apart: K = D * (one context length) is one column, not two."""
+    centered = design - design.mean(axis=0)
+    norms = np.linalg.norm(centered, axis=0)
+    return bool(abs(centered[:, 0] @ centered[:, 1]) < 0.98 * norms[0] * norms[1])

@@ -1,0 +1,1 @@
+"""One file per `--dynamic-chunking-policy`, all behind `chunking.planner.ChunkPlanner`."""

@@ -28,22 +28,22 @@ ASKING = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(NOT_YET))
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_field_that_would_change_the_answer_is_refused_by_name(tokenizer, name, path):
+def test_field_that_would_change_the_answer_is_refused_by_name(tokenizer, path):
     base = {"messages": [{"role": "user", "content": "x"}], "prompt": "x"}
 
     async def scenario():
         async with in_memory(saying("x"), tokenizer) as served:
-            value = ASKING.get(name, {"something": 1})
-            answer = await served.client.post(path, json=base | {name: value})
-            assert answer.status_code == 400
-            error = answer.json()["error"]
-            assert (error["param"], error["code"]) == (name, "not_supported_yet")
-            assert "not supported yet" in error["message"]
-            for neutral in (None, *NOT_YET[name]):
-                answer = await served.client.post(path, json=base | {name: neutral})
-                assert answer.status_code == 200, (name, neutral, answer.text)
+            for name, neutrals in NOT_YET.items():
+                value = ASKING.get(name, {"something": 1})
+                answer = await served.client.post(path, json=base | {name: value})
+                assert answer.status_code == 400, (name, answer.text)
+                error = answer.json()["error"]
+                assert (error["param"], error["code"]) == (name, "not_supported_yet")
+                assert "not supported yet" in error["message"]
+                for neutral in (None, *neutrals):
+                    answer = await served.client.post(path, json=base | {name: neutral})
+                    assert answer.status_code == 200, (name, neutral, answer.text)
 
     run(scenario())
 

@@ -118,18 +118,13 @@ class ChatTemplate:
             messages: JSON objects with role, content and so on; not changed.
             add_generation_prompt: end with the start of an assistant message.
             continue_final_message: end inside the last message, for the model to go on with it.
-            tools: JSON schemas of functions.
-            documents: for templates with retrieval.
             kwargs: extra variables of the template; a client's pass `check_template_kwargs` first.
 
         Raises:
             RequestError: when the template refuses the messages or cannot render them.
         """
         if continue_final_message and add_generation_prompt:
-            raise RequestError(
-                "continue_final_message and add_generation_prompt exclude each other",
-                param="continue_final_message",
-            )
+            raise _cannot_continue("add_generation_prompt starts another one")
         check_template_kwargs(kwargs)
         source, template = self._source, self._template
         if tools is not None:

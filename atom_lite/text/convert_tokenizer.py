@@ -2,8 +2,8 @@
 
 Old checkpoints ship tokenizer.model or vocab.json with merges.txt only. transformers can convert
 them; the frontend must not import it (2 s and 200 MB for a thing needed once). So the frontend runs
-a few lines of Python in a process of their own, and keeps the outcome in a cache directory named by the content of the
-files that went in.
+a few lines of Python in a process of their own, and keeps the outcome in a cache directory named by
+the content of the files that went in.
 """
 
 from __future__ import annotations

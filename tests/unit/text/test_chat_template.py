@@ -183,7 +183,7 @@ def test_a_message_that_cannot_be_continued_is_refused(messages, template):
 
 
 def test_continuing_and_starting_a_message_exclude_each_other():
-    with pytest.raises(RequestError, match="exclude each other"):
+    with pytest.raises(RequestError, match="starts another one"):
         ours(CHATML).render(CHATS["long"][:2], continue_final_message=True)
 
 

@@ -75,10 +75,9 @@ class ChatTemplate:
         Raises:
             ConfigError: when the text is no valid template.
         """
-        self._source = source
-        self._template = _compile(source)
-        self._tool_use_source = tool_use_source or source
-        self._tool_use_template = _compile(self._tool_use_source)
+        self._default = (source, _compile(source))
+        with_tools = tool_use_source or source
+        self._tool_use = (with_tools, _compile(with_tools))
         named = {**(special_tokens or {}), "bos_token": bos_token, "eos_token": eos_token}
         self._special_tokens = {name: token for name, token in named.items() if token is not None}
 
@@ -118,6 +117,8 @@ class ChatTemplate:
             messages: JSON objects with role, content and so on; not changed.
             add_generation_prompt: end with the start of an assistant message.
             continue_final_message: end inside the last message, for the model to go on with it.
+            tools: JSON schemas of functions.
+            documents: for retrieval.
             kwargs: extra variables of the template; a client's pass `check_template_kwargs` first.
 
         Raises:
@@ -126,9 +127,7 @@ class ChatTemplate:
         if continue_final_message and add_generation_prompt:
             raise _cannot_continue("add_generation_prompt starts another one")
         check_template_kwargs(kwargs)
-        source, template = self._source, self._template
-        if tools is not None:
-            source, template = self._tool_use_source, self._tool_use_template
+        source, template = self._default if tools is None else self._tool_use
         prepared = [_prepare(message) for message in messages]
         final_text = _mark_final(prepared, source) if continue_final_message else ""
         variables = {

@@ -166,7 +166,9 @@ class Generation:
 
     async def wait(self, timeout_seconds: float | None = None) -> bool:
         """Wait for something new; False when the time passed without."""
-        if not self._news.is_set():
+        if timeout_seconds is None:
+            await self._news.wait()
+        elif not self._news.is_set():
             try:
                 async with asyncio.timeout(timeout_seconds):
                     await self._news.wait()

@@ -1,0 +1,1 @@
+"""Ranks, the links between them, and the cores they run on."""

@@ -1,0 +1,235 @@
+"""How the ranks find each other, and the torch.distributed groups that they then share.
+
+Four groups, so that no two kinds of traffic, and no two threads, ever meet in one:
+
+    plans             all ranks   gloo          head -> followers
+    results           all ranks   gloo          followers -> head
+    incoming_hidden   2 ranks     gloo or nccl  previous stage -> this one
+    outgoing_hidden   2 ranks     gloo or nccl  this stage -> next one
+
+Control is gloo also where data is NCCL, which cannot carry CPU tensors. Each hop has a group of its
+own: with NCCL that is one communicator for each direction and pair, used by one thread at each end.
+
+The groups are made directly on a store and not through `init_process_group`, so they touch no
+global state: closing them needs no collective (which a dead peer would block), and several ranks
+can live in one process, as the contract tests do.
+
+Measured with torch 2.13, gloo over tcp (and what follows from it):
+- a pending receive or send fails at once when the peer's process ends, and only those with that
+  peer: death is noticed without any timeout;
+- nothing fails when the peer is stopped, until the group's timeout: hence heartbeats;
+- a `wait` that times out closes the connection for good: hence no polling with short waits;
+- `abort` does not end a pending receive, and only a `wait` completes a Work: hence threads that
+  wait, and buffers that are released by the peer's acknowledgement;
+- a second `wait` for the same gloo Work never ends;
+- a receive may be posted larger than what is sent; a smaller one aborts the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Protocol, cast
+
+from torch.distributed import (  # type: ignore[attr-defined]  # torch exports without __all__
+    PrefixStore,
+    ProcessGroupGloo,
+    TCPStore,
+)
+
+from atom_lite.errors import ConfigError
+from atom_lite.parallel.link import PipelineError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import Store, Work  # type: ignore[attr-defined]
+
+    from atom_lite.parallel.topology import Topology
+
+
+class TransferGroup(Protocol):
+    """What the links use of a torch.distributed backend; ranks are those inside the group."""
+
+    def send(self, tensors: list[torch.Tensor], dstRank: int, tag: int, /) -> Work:  # noqa: N803
+        """Start to send; the Work keeps the tensor."""
+        ...
+
+    def recv(self, tensors: list[torch.Tensor], srcRank: int, tag: int, /) -> Work:  # noqa: N803
+        """Start to receive into the tensor, which is written until the Work has been waited for."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """Where the ranks meet, and how long they are patient.
+
+    Args:
+        address: address of the head's store, as all ranks can reach it.
+        port: its port; the head may say 0 to take a free one (see `open_store`).
+        startup_seconds: most that a rank waits for the others to come up.
+        group_seconds: timeout of each group: the age at which any pending transfer fails.
+        hosts_store: whether the head opens the store; False where torchrun's agent holds it.
+        prefix: keys are put under this name, so that a restarted run finds no old ones.
+    """
+
+    address: str = "127.0.0.1"
+    port: int = 0
+    startup_seconds: float = 300.0
+    group_seconds: float = 1800.0
+    hosts_store: bool = True
+    prefix: str = "atom_lite"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """The groups of one rank; see the module docstring."""
+
+    plans: TransferGroup
+    results: TransferGroup
+    incoming_hidden: TransferGroup | None
+    outgoing_hidden: TransferGroup | None
+
+
+def open_store(rendezvous: Rendezvous, topology: Topology) -> TCPStore:
+    """The store that this rank meets the others on. The head's `store.port` is what others need.
+
+    The head's store listens on `rendezvous.address` only, not on every interface: whoever reaches
+    it could join the run.
+
+    Raises:
+        ConfigError: the head cannot listen there.
+        PipelineError: another rank's head does not answer in time.
+    """
+    timeout = timedelta(seconds=rendezvous.startup_seconds)
+    if topology.is_head and rendezvous.hosts_store:
+        listener = _listen(rendezvous)
+        return TCPStore(
+            rendezvous.address,
+            listener.getsockname()[1],
+            is_master=True,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+    try:
+        return TCPStore(
+            rendezvous.address,
+            rendezvous.port,
+            is_master=False,
+            timeout=timeout,
+            wait_for_workers=False,
+        )
+    except RuntimeError as error:
+        raise PipelineError(
+            f"no head at {rendezvous.address}:{rendezvous.port} "
+            f"after {rendezvous.startup_seconds:g} s"
+        ) from error
+
+
+def open_groups(
+    topology: Topology, store: Store, rendezvous: Rendezvous, *, data_backend: str
+) -> Groups:
+    """Wait for all ranks, then connect to them; every rank calls this.
+
+    Args:
+        topology: this rank's place.
+        store: of `open_store`; not needed by gloo afterwards, but by NCCL until its first transfer.
+        rendezvous: the same in all ranks.
+        data_backend: `gloo` for CPU tensors, `nccl` for CUDA tensors (set the device before).
+
+    Raises:
+        PipelineError: a rank does not come up in time.
+    """
+    store = PrefixStore(rendezvous.prefix, store)
+    _wait_for_all(topology, store, rendezvous)
+    timeout = timedelta(seconds=rendezvous.group_seconds)
+    device = _gloo_device(rendezvous.address)
+
+    def make(backend: str, name: str, rank: int, size: int) -> TransferGroup:
+        prefixed = PrefixStore(name, store)
+        if backend == "nccl":
+            return _nccl_group(prefixed, rank, size, timeout)
+        return _gloo_group(prefixed, rank, size, timeout, device)
+
+    def hop(sender: int | None, receiver: int | None) -> TransferGroup | None:
+        if sender is None or receiver is None:
+            return None
+        return make(data_backend, f"hidden/{sender}", int(topology.rank == receiver), 2)
+
+    return Groups(
+        plans=make("gloo", "plans", topology.rank, topology.world_size),
+        results=make("gloo", "results", topology.rank, topology.world_size),
+        # both ends connect in here: from the first stage on, so that the chain cannot lock up
+        incoming_hidden=hop(topology.previous_rank, topology.rank),
+        outgoing_hidden=hop(topology.rank, topology.next_rank),
+    )
+
+
+def _listen(rendezvous: Rendezvous) -> socket.socket:
+    with contextlib.ExitStack() as stack:
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                rendezvous.address, rendezvous.port, type=socket.SOCK_STREAM
+            )[0]
+            listener = stack.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(1024)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {rendezvous.address}:{rendezvous.port} for the stages: "
+                f"{error.strerror}"
+            ) from error
+        stack.pop_all()
+        return listener
+
+
+def _wait_for_all(topology: Topology, store: Store, rendezvous: Rendezvous) -> None:
+    """Hold everybody until all are here: the groups' own timeout is for a run, not for a start."""
+    store.set(f"here/{topology.rank}", "1")
+    for rank in range(topology.world_size):
+        try:
+            store.wait([f"here/{rank}"], timedelta(seconds=rendezvous.startup_seconds))
+        except RuntimeError as error:
+            raise PipelineError(
+                f"{topology.describe(rank)} did not come up within {rendezvous.startup_seconds:g} s"
+            ) from error
+
+
+def _gloo_device(address: str) -> ProcessGroupGloo.Device:
+    """The network interface that leads to the head, or the one that the user names.
+
+    gloo's own default asks what the host's name resolves to, which is 127.0.1.1 on many machines:
+    unreachable from other hosts. One device, so one I/O thread, serves all groups of the process.
+    """
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return ProcessGroupGloo.create_default_device()
+    return ProcessGroupGloo.create_device(hostname=_local_address_towards(address))
+
+
+def _local_address_towards(address: str) -> str:
+    family, kind, protocol, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(target)  # sends nothing: it only chooses the route
+        return str(probe.getsockname()[0])
+
+
+def _gloo_group(
+    store: Store, rank: int, size: int, timeout: timedelta, device: ProcessGroupGloo.Device
+) -> TransferGroup:
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in torch's stubs
+    options._devices = [device]
+    options._timeout = timeout
+    return cast("TransferGroup", ProcessGroupGloo(store, rank, size, options))
+
+
+def _nccl_group(store: Store, rank: int, size: int, timeout: timedelta) -> TransferGroup:
+    # only builds of torch with CUDA have this name
+    from torch.distributed import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return cast("TransferGroup", ProcessGroupNCCL(store, rank, size, options))

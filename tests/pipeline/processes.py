@@ -1,0 +1,120 @@
+"""A head in this process and its stages in processes of their own, over loopback."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+
+from atom_lite.parallel.distributed_hidden import DistributedHiddenLink
+from atom_lite.parallel.distributed_link import DistributedHeadLink
+from atom_lite.parallel.groups import Rendezvous, open_groups, open_store
+from atom_lite.parallel.link import LinkTiming
+from atom_lite.parallel.topology import Topology
+from tests.pipeline.stage_process import (
+    MAX_SENDS_IN_FLIGHT,
+    Outcome,
+    Spec,
+    Step,
+    digest,
+    hidden_states,
+    run_stage,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+START_SECONDS = 90
+
+
+class Pipeline:
+    """The head's side of a run; `close` leaves no process behind."""
+
+    def __init__(
+        self,
+        num_stages: int,
+        *,
+        tensor_parallel_size: int = 1,
+        timing: LinkTiming | None = None,
+        group_seconds: float = 60,
+    ) -> None:
+        timing = timing or LinkTiming()
+        self.topology = Topology(
+            num_stages=num_stages, tensor_parallel_size=tensor_parallel_size, rank=0
+        )
+        rendezvous = Rendezvous(startup_seconds=START_SECONDS, group_seconds=group_seconds)
+        self._store = open_store(rendezvous, self.topology)
+        rendezvous = dataclasses.replace(rendezvous, port=self._store.port)
+        self.stages = {
+            rank: start_rank(
+                Spec(dataclasses.replace(self.topology, rank=rank), rendezvous, timing)
+            )
+            for rank in self.topology.follower_ranks
+        }
+        try:
+            groups = open_groups(self.topology, self._store, rendezvous, data_backend="gloo")
+        except BaseException:
+            self.kill_stages()
+            raise
+        self.woken = threading.Event()
+        self.link = DistributedHeadLink(self.topology, groups, wake=self.woken.set, timing=timing)
+        self.hidden = DistributedHiddenLink(
+            self.topology,
+            groups,
+            device=torch.device("cpu"),
+            max_sends_in_flight=MAX_SENDS_IN_FLIGHT,
+        )
+
+    def start(self, step_id: int, step: Step, padding: int = 0) -> None:
+        """Send a plan and, as stage 0, its hidden states."""
+        self.link.send_plan(step_id, msgspec.json.encode(step) + b" " * padding)
+        self.hidden.send(step_id, hidden_states(step))
+
+    def wait_for_results(self, count: int, seconds: float = 60) -> list[tuple[int, Outcome]]:
+        results: list[tuple[int, bytes]] = []
+        deadline = time.monotonic() + seconds
+        while len(results) < count:
+            assert self.woken.wait(deadline - time.monotonic()), f"{len(results)} of {count} came"
+            self.woken.clear()
+            results += self.link.poll_results()
+        return [(step_id, msgspec.json.decode(body, type=Outcome)) for step_id, body in results]
+
+    def expected(self, step: Step) -> Outcome:
+        tensor = hidden_states(step)
+        for stage in range(1, self.topology.num_stages):
+            tensor = run_stage(tensor, stage)
+        return Outcome(digest(tensor))
+
+    def close(self) -> dict[int, int]:
+        """End the run; the exit codes of the stages by rank."""
+        try:
+            self.hidden.close()
+            self.link.close()
+            return {rank: process.wait(30) for rank, process in self.stages.items()}
+        finally:
+            self.kill_stages()
+
+    def kill_stages(self) -> None:
+        for process in self.stages.values():
+            process.kill()
+            process.wait(30)
+
+
+def start_rank(spec: Spec, module: str = "tests.pipeline.stage_process") -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", module, msgspec.json.encode(spec).decode()],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def stop(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)

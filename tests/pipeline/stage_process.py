@@ -1,0 +1,158 @@
+"""A follower stage without a model: `python -m tests.pipeline.stage_process SPEC` (SPEC is JSON).
+
+It has the shape of the real one: the main thread takes plans and posts receives, a second thread
+"runs the model" (here: a roll of the rows, which keeps every bit) and passes the tensor on. A plan
+is a `Step` as JSON, padded with spaces; it says what happens, also which stage raises or hangs.
+
+Exit codes: 0 after the head closed, 1 after a step raised, 3 when the head is gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+
+from atom_lite.parallel.distributed_hidden import DistributedHiddenLink
+from atom_lite.parallel.distributed_link import DistributedStageLink
+from atom_lite.parallel.groups import Rendezvous, open_groups, open_store
+from atom_lite.parallel.link import LinkTiming, PipelineError
+from atom_lite.parallel.topology import Topology
+
+if TYPE_CHECKING:
+    from atom_lite.parallel.link import HiddenLink, PostedReceive, StageLink
+
+MAX_SENDS_IN_FLIGHT = 4
+
+
+@dataclass
+class Spec:
+    """What one process is told at its start."""
+
+    topology: Topology
+    rendezvous: Rendezvous
+    timing: LinkTiming
+
+
+@dataclass
+class Step:
+    """One plan."""
+
+    shape: tuple[int, int]
+    dtype: str = "float32"
+    seed: int = 0
+    delays: dict[int, float] = field(default_factory=dict)  # stage -> seconds of "compute"
+    raises_in: int | None = None  # stage
+    hangs_in: int | None = None  # stage: it stops itself
+    result_bytes: int = 0  # padding of the result
+
+
+@dataclass
+class Outcome:
+    """One result: the digest of the tensor that reached the last stage."""
+
+    digest: str
+
+
+def hidden_states(step: Step) -> torch.Tensor:
+    """What the head's stage makes of a step."""
+    generator = torch.Generator().manual_seed(step.seed)
+    values = torch.randn(step.shape, generator=generator)
+    return values.to(getattr(torch, step.dtype))
+
+
+def digest(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(
+        bytes(tensor.contiguous().view(torch.uint8).flatten().tolist())
+    ).hexdigest()
+
+
+def run_stage(tensor: torch.Tensor, stage: int) -> torch.Tensor:
+    """What stands for the layers of a stage."""
+    return tensor.roll(stage, dims=0)
+
+
+class Stage:
+    """The loops of one follower."""
+
+    def __init__(self, topology: Topology, link: StageLink, hidden: HiddenLink) -> None:
+        self._topology = topology
+        self._link = link
+        self._hidden = hidden
+        self._steps: queue.SimpleQueue[tuple[int, Step, PostedReceive | None] | None] = (
+            queue.SimpleQueue()
+        )
+        self._forward = threading.Thread(target=self._run_steps, daemon=True)
+
+    def run(self) -> int:
+        self._forward.start()
+        try:
+            while (plan := self._link.receive_plan()) is not None:
+                step_id, body = plan
+                step = msgspec.json.decode(body, type=Step)
+                receive = None
+                if not self._topology.is_first_stage:
+                    dtype = getattr(torch, step.dtype)
+                    receive = self._hidden.post_receive(step_id, step.shape, dtype)
+                self._steps.put((step_id, step, receive))
+        except PipelineError as error:
+            print(error, file=sys.stderr)
+            return 3
+        self._steps.put(None)
+        self._forward.join(5)
+        self._link.close()
+        return 0
+
+    def _run_steps(self) -> None:
+        try:
+            while (item := self._steps.get()) is not None:
+                self._run_step(*item)
+        except Exception as error:  # noqa: BLE001  reported, then this process ends
+            self._link.report_failure(f"{type(error).__name__}: {error}")
+            os._exit(1)
+
+    def _run_step(self, step_id: int, step: Step, receive: PostedReceive | None) -> None:
+        stage = self._topology.stage
+        if step.raises_in == stage:
+            raise ValueError("planted")
+        if step.hangs_in == stage:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if receive is None:
+            return
+        tensor = run_stage(receive.wait(), stage)
+        time.sleep(step.delays.get(stage, 0.0))  # stands for compute
+        if not self._topology.is_last_stage:
+            self._hidden.send(step_id, tensor)
+        elif self._topology.returns_results:
+            outcome = msgspec.json.encode(Outcome(digest(tensor)))
+            self._link.send_result(step_id, outcome + b" " * step.result_bytes)
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    spec = msgspec.json.decode(sys.argv[1].encode(), type=Spec)
+    store = open_store(spec.rendezvous, spec.topology)
+    groups = open_groups(spec.topology, store, spec.rendezvous, data_backend="gloo")
+    link = DistributedStageLink(spec.topology, groups, timing=spec.timing)
+    hidden = DistributedHiddenLink(
+        spec.topology,
+        groups,
+        device=torch.device("cpu"),
+        max_sends_in_flight=MAX_SENDS_IN_FLIGHT,
+    )
+    return Stage(spec.topology, link, hidden).run()
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,1 @@
+"""Servers that benchmarks start, measure and stop: ours and those it is compared with."""

@@ -42,6 +42,6 @@ class DummyWeights:
         shape = self._shapes[name]
         if name.endswith("norm.weight"):
             return torch.ones(shape, dtype=self._dtype, device=self._device)
-        generator = torch.Generator().manual_seed(self._seed << 32 | zlib.crc32(name.encode()))
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
         values = torch.empty(shape).uniform_(-_SPREAD, _SPREAD, generator=generator)
         return values.to(device=self._device, dtype=self._dtype)

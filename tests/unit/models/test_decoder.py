@@ -1,0 +1,122 @@
+"""The decoder gives transformers' logits, however the prompts are cut and mixed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from atom_lite.attention.protocol import Backend
+from atom_lite.attention.select import select_backend
+from atom_lite.models.checkpoint import resolve_checkpoint
+from atom_lite.models.decoder import Decoder
+from atom_lite.models.registry import load_model
+from atom_lite.models.spec import ModelSpec, load_spec
+from tests.unit.models.paged_run import PagedRun
+from tests.unit.models.tiny_models import CONFIGS, make_model, save
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+CPU = torch.device("cpu")
+PROMPT_LENGTHS = (37, 5, 64, 1, 18)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    decoder: Decoder
+    spec: ModelSpec
+    backend: Backend
+    prompts: list[list[int]]
+    expected: list[torch.Tensor]  # per prompt [length, V], transformers'
+
+    def run(self) -> PagedRun:
+        return PagedRun(self.decoder, self.spec, self.backend, self.prompts)
+
+    def check(self, run: PagedRun) -> None:
+        for sequence, expected in zip(run.sequences, self.expected, strict=True):
+            torch.testing.assert_close(sequence.all_logits(), expected, atol=1e-4, rtol=0)
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    model = make_model(CONFIGS[request.param])
+    directory = tmp_path_factory.mktemp(request.param)
+    save(model, directory)
+    return load(model, directory)
+
+
+def load(model: torch.nn.Module, directory: Path) -> Loaded:
+    checkpoint = resolve_checkpoint(str(directory))
+    spec = load_spec(checkpoint)
+    backend = select_backend("auto", CPU)
+    decoder = load_model(
+        checkpoint, spec, dtype=torch.float32, device=CPU, load_format="auto", backend=backend
+    )
+    draw = random.Random(3)
+    prompts = [[draw.randrange(spec.vocab_size) for _ in range(n)] for n in PROMPT_LENGTHS]
+    with torch.no_grad():
+        expected = [model(torch.tensor([prompt])).logits[0] for prompt in prompts]
+    return Loaded(decoder, spec, backend, prompts, expected)
+
+
+def test_whole_prompts_give_the_oracles_logits(loaded: Loaded) -> None:
+    run = loaded.run()
+    for index, length in enumerate(PROMPT_LENGTHS):
+        run.step([(index, length)])
+    loaded.check(run)
+
+
+@pytest.mark.parametrize("chunk", [3, 4, 16])
+def test_chunked_prompts_give_the_oracles_logits(loaded: Loaded, chunk: int) -> None:
+    run = loaded.run()
+    for index, length in enumerate(PROMPT_LENGTHS):
+        for start in range(0, length, chunk):
+            run.step([(index, min(chunk, length - start))])
+    loaded.check(run)
+
+
+def test_mixed_batches_give_the_oracles_logits(loaded: Loaded) -> None:
+    run = loaded.run()
+    run.step([(3, 1), (0, 17), (1, 2)])
+    run.step([(0, 1), (1, 1), (2, 30), (4, 11)])
+    while unfinished := [
+        index for index, s in enumerate(run.sequences) if s.computed < len(s.token_ids)
+    ]:
+        run.step([(index, 1) for index in unfinished])
+    loaded.check(run)
+
+
+def test_sharded_safetensors_give_the_same_model(tmp_path: Path) -> None:
+    model = make_model(CONFIGS["llama"])
+    save(model, tmp_path, shard_size="40KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    sharded = load(model, tmp_path)
+    run = sharded.run()
+    run.step([(index, length) for index, length in enumerate(PROMPT_LENGTHS)])
+    sharded.check(run)
+
+
+def test_weight_bytes_count_a_tied_head_once(tmp_path: Path) -> None:
+    model = make_model(CONFIGS["llama-tied-llama3-rope"])
+    save(model, tmp_path)
+    assert load(model, tmp_path).decoder.weight_bytes() == 4 * sum(
+        parameter.numel() for parameter in model.parameters()
+    )
+
+
+def test_unpacked_weights_give_the_same_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where torch lacks the packed operator (other builds, other devices), F.linear takes over."""
+    monkeypatch.setattr("atom_lite.layers.linear.can_pack", lambda weight: False)
+    model = make_model(CONFIGS["qwen2"])
+    save(model, tmp_path)
+    unpacked = load(model, tmp_path)
+    run = unpacked.run()
+    run.step([(index, length) for index, length in enumerate(PROMPT_LENGTHS)])
+    unpacked.check(run)

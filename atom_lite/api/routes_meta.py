@@ -45,7 +45,10 @@ async def version() -> dict[str, str]:
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """All series, in the Prometheus text format or OpenMetrics as the client prefers."""
-    page, content_type = frontend_of(request).metrics.exposition(request.headers.get("accept", ""))
+    frontend = frontend_of(request)
+    if not frontend.engine.alive:
+        frontend.metrics.observe_engine_death()
+    page, content_type = frontend.metrics.exposition(request.headers.get("accept", ""))
     return Response(page, headers={"content-type": content_type})
 
 

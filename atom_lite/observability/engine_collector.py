@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -45,6 +46,10 @@ class EngineCollector(Collector):
         self.stats = EngineStats()
         self._names = list(labels)
         self._values = list(labels.values())
+
+    def rest(self) -> None:
+        """Bring the gauges to zero and keep the totals: the engine is gone and holds nothing."""
+        self.stats = msgspec.structs.replace(self.stats, num_running=0, num_waiting=0, kv_usage=0.0)
 
     def collect(self) -> Iterator[Metric]:
         """The families; called by the registry for each scrape."""

@@ -88,6 +88,10 @@ class Metrics:
         for num_tokens in frame.step_tokens:
             self.iteration_tokens.observe(num_tokens)
 
+    def observe_engine_death(self) -> None:
+        """The engine is gone: nothing runs, waits or holds KV blocks."""
+        self._engine.rest()
+
     def start_sequence(
         self, *, num_prompt_tokens: int, max_tokens: int, arrival_time: float
     ) -> SequenceRecord:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jsonschema
 import pytest
 
+from atom_lite.messages import EngineEvents, EngineStats
 from tests.unit.api.serving import MODEL, TEMPLATE, ids_of, in_memory, run, saying
 
 
@@ -90,6 +91,21 @@ def test_health_is_empty_and_the_small_ones_answer(tokenizer):
             assert (await get("/load")).json() == {"server_load": 0}
             assert (await post("/reset_prefix_cache")).status_code == 200
             assert served.engine.num_cache_resets == 1
+
+    run(scenario())
+
+
+def test_gauges_of_a_dead_engine_are_zero_and_its_totals_stay(tokenizer):
+    async def scenario():
+        async with in_memory(saying("x"), tokenizer) as served:
+            stats = EngineStats(num_running=2, num_waiting=3, kv_usage=0.5, num_preemptions=4)
+            served.metrics.observe_engine(EngineEvents(events=[], stats=stats))
+            assert served.metric("num_requests_running") == 2
+            served.engine.die()
+            assert (await served.client.get("/metrics")).status_code == 200
+            for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+                assert served.metric(name) == 0
+            assert served.metric("num_preemptions_total") == 4
 
     run(scenario())
 

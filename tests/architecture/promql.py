@@ -7,7 +7,7 @@ from typing import Any
 
 _STRING_OR_LABELS = re.compile(r'\{[^}]*\}|"[^"]*"|\[[^\]]*\]')
 _GROUPING = re.compile(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)")
-_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*(?!\s*\()\b")
+_NAME = re.compile(r"(?<![\w:.])[a-zA-Z_:][a-zA-Z0-9_:]*")
 _OPERATORS = frozenset({"and", "or", "unless", "offset", "bool"})
 
 

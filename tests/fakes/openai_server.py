@@ -30,8 +30,9 @@ class Behaviour:
         usage: "final" sends a usage event at the end when asked; "running" also one in each
             chunk when asked; "finish" puts it, unasked, into the finish chunk; "none" never.
         refused: request fields that are answered with 422.
-        accepts_ignore_eos: else at most `stops_after` words come.
+        stops_after: the model's own end, unless ignore_eos is asked for.
         hang_after: stop sending after so many words and keep the connection.
+        silent_above: send nothing when more than so many tokens are asked for.
         break_after: close the connection after so many words.
         error_after: send an error event after so many words.
         status: answer everything on the completion paths with this status.
@@ -46,6 +47,7 @@ class Behaviour:
     refused: tuple[str, ...] = ()
     stops_after: int | None = None
     hang_after: int | None = None
+    silent_above: int | None = None
     break_after: int | None = None
     error_after: int | None = None
     status: int = 200
@@ -128,12 +130,10 @@ class FakeServer:
         chat = "chat" in path
         if chat:
             await send.event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
-        total = body["max_tokens"]
-        if behaviour.stops_after is not None and not body.get("ignore_eos"):
-            total = min(total, behaviour.stops_after)
+        total = self._length(body)
         sent = 0
         while sent < total:
-            if sent == behaviour.hang_after:
+            if sent == behaviour.hang_after or sent == self._silent_from(body):
                 await asyncio.Event().wait()
             if sent == behaviour.break_after:
                 return
@@ -155,6 +155,16 @@ class FakeServer:
         if behaviour.done:
             await send.raw("data: [DONE]")
         await send.end()
+
+    def _length(self, body: dict[str, Any]) -> int:
+        asked: int = body["max_tokens"]
+        if self.behaviour.stops_after is None or body.get("ignore_eos"):
+            return asked
+        return min(asked, self.behaviour.stops_after)
+
+    def _silent_from(self, body: dict[str, Any]) -> int | None:
+        limit = self.behaviour.silent_above
+        return 0 if limit is not None and body["max_tokens"] > limit else None
 
     def _running_usage(self, body: dict[str, Any], sent: int) -> dict[str, Any]:
         options = body.get("stream_options") or {}

@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvicorn
@@ -174,7 +174,8 @@ class _Frontend:
         )
         starting = asyncio.gather(engine.wait_ready(), tokenizer_task)
         stopped = asyncio.create_task(self._stop.wait())
-        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {starting, stopped}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         if not starting.done():
             starting.cancel()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from atom_lite.api.not_yet import not_yet
 from atom_lite.errors import ConfigError, RequestError
-from atom_lite.text.chat_template import ChatTemplate
+from atom_lite.text.chat_template import ChatTemplate, check_template_kwargs
 
 if TYPE_CHECKING:
     from atom_lite.api.schema_chat import Message, TemplateOptions
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 
 # About 1 ms of encoding; a thread hop takes about 0.1 ms.
 _THREAD_ABOVE_CHARS = 4096
-# Arguments of the template's render call, which a client's variables must not collide with.
-_RENDER_ARGUMENTS = frozenset(
-    ("self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
-)
 _NEEDS_CONTENT = ("system", "developer", "user")
 
 
@@ -78,10 +74,7 @@ class PromptBuilder:
     def _render(self, turns: list[dict[str, Any]], options: TemplateOptions) -> str:
         assert self._template is not None
         extra = dict(options.chat_template_kwargs or {})
-        if taken := extra.keys() & _RENDER_ARGUMENTS:
-            raise RequestError(
-                f"chat_template_kwargs must not hold '{min(taken)}'", param="chat_template_kwargs"
-            )
+        check_template_kwargs(extra)
         if options.reasoning_effort is not None:
             extra.setdefault("reasoning_effort", options.reasoning_effort)
             if options.reasoning_effort == "none":

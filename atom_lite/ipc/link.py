@@ -74,7 +74,7 @@ class SocketLink:
 
     def receive(self, timeout_seconds: float) -> list[FrontendMessage]:
         """See EngineLink."""
-        ready = dict(self._poller.poll(timeout_seconds * 1000))
+        ready = dict(self._poller.poll(round(timeout_seconds * 1000)))
         messages: list[FrontendMessage] = []
         if self._wake_read in ready:
             os.read(self._wake_read, 4096)

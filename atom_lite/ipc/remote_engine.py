@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import zmq
 import zmq.asyncio
@@ -48,7 +48,8 @@ class RemoteEngine:
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="atom_lite-")
         self._context = zmq.asyncio.Context()
-        self._requests = self._context.socket(zmq.PUSH)
+        # Sending is synchronous: a pipe without a limit takes a message at once.
+        self._requests = zmq.Context(self._context).socket(zmq.PUSH)
         self._events = self._context.socket(zmq.PULL)
         self.requests_address = self._bind(self._requests, "requests")
         self.events_address = self._bind(self._events, "events")
@@ -60,7 +61,7 @@ class RemoteEngine:
         self.on_frame: Callable[[EngineEvents], None] | None = None
         self._reader = asyncio.create_task(self._read())
 
-    def _bind(self, socket: zmq.asyncio.Socket, name: str) -> str:
+    def _bind(self, socket: zmq.Socket[Any], name: str) -> str:
         address = f"ipc://{Path(self._directory.name) / name}"
         socket.set_hwm(0)  # no limit: admission is decided by the HTTP layer, not by a full pipe
         socket.linger = 0
@@ -134,8 +135,11 @@ class RemoteEngine:
             self._send(ResetPrefixCache())
 
     def shut_down(self) -> None:
-        """Ask the engine to abort what runs and to exit."""
-        if self.alive:
+        """Ask the engine to abort what runs and to exit.
+
+        One that is still loading has not connected yet; the end of its lifeline stops it.
+        """
+        if self.alive and self._ready.done():
             self._send(Shutdown())
 
     def fail(self, reason: str) -> None:
@@ -157,7 +161,6 @@ class RemoteEngine:
         self._directory.cleanup()
 
     def _send(self, message: FrontendMessage) -> None:
-        # zmq.asyncio sends at once when the pipe has room, and it has no limit
         self._requests.send(encode(message), zmq.NOBLOCK)
 
     async def _read(self) -> None:

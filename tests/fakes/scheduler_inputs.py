@@ -19,6 +19,16 @@ from atom_lite.scheduler.scheduler import Scheduler, SchedulerLimits
 EOS = 49
 
 
+class CappedChunks:
+    """A chunk planner that leaves room in the step, as one for pipelines does."""
+
+    def __init__(self, largest_chunk: int) -> None:
+        self._largest_chunk = largest_chunk
+
+    def chunk_tokens(self, *, prefix_tokens: int, remaining_tokens: int, budget_tokens: int) -> int:
+        return min(remaining_tokens, budget_tokens, self._largest_chunk)
+
+
 def make_limits(**changes: Any) -> SchedulerLimits:
     values: dict[str, Any] = {
         "max_num_seqs": 8,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import hypothesis.strategies as st
 import pytest
@@ -25,7 +25,7 @@ from atom_lite.messages import (
     TokensGenerated,
 )
 from atom_lite.scheduler.scheduler import Scheduler, SchedulerLimits
-from tests.fakes.scheduler_inputs import EOS, make_limits, make_submission
+from tests.fakes.scheduler_inputs import EOS, CappedChunks, make_limits, make_submission
 from tests.fakes.virtual_pipeline import VirtualPipeline, expected_output
 
 limits_strategy = st.builds(
@@ -46,10 +46,12 @@ limits_strategy = st.builds(
 class SchedulerMachine(RuleBasedStateMachine):
     """Clients submit and abort at will while stages run in any interleaving."""
 
-    @initialize(limits=limits_strategy)
-    def start(self, limits: SchedulerLimits) -> None:
-        self.limits = limits
-        self.scheduler = Scheduler(limits)
+    fixed_limits: ClassVar[dict[str, Any]] = {}
+
+    @initialize(limits=limits_strategy, largest_chunk=st.sampled_from([1, 3, 8, 40, 40]))
+    def start(self, limits: SchedulerLimits, largest_chunk: int) -> None:
+        self.limits = limits = dataclasses.replace(limits, **self.fixed_limits)
+        self.scheduler = Scheduler(limits, planner=CappedChunks(largest_chunk))
         self.pipeline = VirtualPipeline(limits.pipeline_depth, limits.num_blocks, limits.block_size)
         self.submissions: dict[int, SubmitSequence] = {}
         self.outputs: dict[int, list[int]] = {}
@@ -63,8 +65,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(
         family=st.integers(0, 2),
-        shared=st.integers(0, 40),
-        own=st.integers(0, 20),
+        shared=st.one_of(st.integers(0, 40), st.sampled_from([8, 16, 24])),
+        own=st.sampled_from([0, 0, 1, 2, 5, 20]),
         max_tokens=st.integers(1, 30),
         priority=st.integers(-1, 1),
         salt=st.sampled_from([None, None, "a"]),
@@ -223,13 +225,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 def run(max_examples: int, steps: int, **fixed: Any) -> None:
-    class Machine(SchedulerMachine):
-        @initialize(limits=limits_strategy)
-        def start(self, limits: SchedulerLimits) -> None:
-            SchedulerMachine.start.__wrapped__(self, dataclasses.replace(limits, **fixed))  # type: ignore[attr-defined]
-
     run_state_machine_as_test(
-        Machine,
+        type("Machine", (SchedulerMachine,), {"fixed_limits": fixed}),
         settings=settings(
             max_examples=max_examples,
             stateful_step_count=steps,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from atom_lite.messages import SequenceEvent, TokensGenerated
 from atom_lite.scheduler.scheduler import Scheduler
 from tests.fakes.scheduler_inputs import (
+    CappedChunks,
     finished,
     make_limits,
     make_submission,
@@ -101,16 +102,24 @@ def test_recomputation_after_preemption_is_no_cache_hit() -> None:
 
 
 def test_a_prompt_is_admitted_only_with_room_for_itself_and_partial_prefills() -> None:
-    scheduler = Scheduler(make_limits(num_blocks=16, decode_step_tokens=8, prefill_step_tokens=8))
-    scheduler.submit(make_submission(1, 39, 2), 0.0)  # 10 blocks with its first output token
-    scheduler.submit(make_submission(2, 27, 2), 0.0)  # 7: does not fit beside, though 14 are free
-    for _ in range(4):
-        assert shape(run_step(scheduler)[0]) == [(1, 8)]
-    assert shape(run_step(scheduler)[0]) == [(1, 7)]
-    assert shape(run_step(scheduler)[0]) == [(1, 1)]
-    assert shape(run_step(scheduler)[0]) == [(2, 8)]
-    run_until_idle(scheduler)
-    assert scheduler.stats().num_preemptions == 0
+    for num_blocks, beside in ((16, []), (17, [(2, 8)])):
+        scheduler = Scheduler(make_limits(num_blocks=num_blocks), planner=CappedChunks(8))
+        scheduler.submit(make_submission(1, 39, 2), 0.0)  # 10 blocks with its first output token
+        scheduler.submit(make_submission(2, 27, 2), 0.0)  # 7
+        assert shape(run_step(scheduler)[0]) == [(1, 8), *beside]
+        run_until_idle(scheduler)
+        assert scheduler.stats().num_preemptions == 0
+
+
+def test_a_prompt_is_admitted_only_with_one_more_block_for_each_decode() -> None:
+    for num_blocks, beside in ((7, []), (8, [(3, 7)])):
+        scheduler = Scheduler(make_limits(num_blocks=num_blocks))
+        for sequence_id in (1, 2):
+            scheduler.submit(make_submission(sequence_id, 6, 3), 0.0)
+        run_step(scheduler)
+        scheduler.submit(make_submission(3, 7, 2), 0.0)
+        assert shape(run_step(scheduler)[0]) == [(1, 1), (2, 1), *beside]
+        run_until_idle(scheduler)
 
 
 def test_idle_cached_blocks_that_a_prompt_hits_are_not_counted_as_room_twice() -> None:

@@ -7,6 +7,7 @@ import pytest
 from atom_lite.messages import TokensGenerated
 from atom_lite.scheduler.scheduler import Scheduler
 from tests.fakes.scheduler_inputs import (
+    CappedChunks,
     answer,
     finished,
     make_limits,
@@ -100,15 +101,8 @@ def test_hits_are_counted_in_tokens() -> None:
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (32, 12)
 
 
-class HalfBudget:
-    """A planner that leaves room in the step, as one for pipelines does."""
-
-    def chunk_tokens(self, *, prefix_tokens: int, remaining_tokens: int, budget_tokens: int) -> int:
-        return min(remaining_tokens, 8, budget_tokens)
-
-
 def test_a_twin_waits_while_its_next_block_is_being_computed() -> None:
-    scheduler = Scheduler(make_limits(), planner=HalfBudget())
+    scheduler = Scheduler(make_limits(), planner=CappedChunks(8))
     scheduler.submit(make_submission(1, PROMPT), 0.0)
     scheduler.submit(make_submission(2, PROMPT), 0.0)
     assert shape(run_step(scheduler)[0]) == [(1, 8)]
@@ -116,7 +110,7 @@ def test_a_twin_waits_while_its_next_block_is_being_computed() -> None:
 
 
 def test_a_prompt_that_differs_from_a_partial_one_does_not_wait_for_it() -> None:
-    scheduler = Scheduler(make_limits(), planner=HalfBudget())
+    scheduler = Scheduler(make_limits(), planner=CappedChunks(8))
     scheduler.submit(make_submission(1, PROMPT), 0.0)
     scheduler.submit(make_submission(2, [*PROMPT[:8], *range(50, 58)]), 0.0)
     assert shape(run_step(scheduler)[0]) == [(1, 8), (2, 8)]

@@ -38,22 +38,26 @@ class Candidates:
 class BlockedLogits:
     """Logits in blocks, beside the maximum of each block. Every row has a finite maximum."""
 
-    values: Tensor  # [R, N, BLOCK] float32
+    values: Tensor  # [R, N, BLOCK] float32, row-major or column-major
     block_maxima: Tensor  # [R, N] float32
     row_maxima: Tensor  # [R] float32
 
     def select(self, rows: list[int]) -> BlockedLogits:
-        """Some of the rows, in the given order; no copy when these are all of them."""
+        """Some of the rows, in the given order and the same layout; no copy if all of them."""
         if len(rows) == len(self.values):
             return self
         index = torch.tensor(rows, device=self.values.device)
-        return BlockedLogits(self.values[index], self.block_maxima[index], self.row_maxima[index])
+        if _is_column_major(self.values):
+            values = self.values.permute(1, 2, 0).index_select(2, index).permute(2, 0, 1)
+        else:
+            values = self.values[index]
+        return BlockedLogits(values, self.block_maxima[index], self.row_maxima[index])
 
-    def argmax(self) -> Tensor:
-        """The lowest id that holds each row's maximum, [R] int64."""
-        blocks = self.block_maxima.argmax(-1)
-        within = one_block_of_each_row(self.values, blocks).argmax(-1)
-        return blocks * BLOCK + within
+    def argmax(self, rows: list[int]) -> Tensor:
+        """The lowest id that holds the maximum of each of `rows`, [len(rows)] int64."""
+        index = torch.tensor(rows, device=self.values.device)
+        blocks = self.block_maxima[index].argmax(-1)
+        return blocks * BLOCK + self.values[index, blocks].argmax(-1)
 
     def top_k_bound(self, top_k: Tensor) -> Tensor:
         """A cut [R] that each row's `top_k` largest logits all reach.
@@ -107,9 +111,21 @@ def _block(logits: Tensor) -> BlockedLogits:
     padding = -logits.shape[1] % BLOCK
     if padding:
         logits = torch.nn.functional.pad(logits, (0, padding), value=-torch.inf)
-    values = logits.view(len(logits), -1, BLOCK)
-    block_maxima = values.amax(-1)
-    return BlockedLogits(values, block_maxima, block_maxima.amax(-1))
+    values = logits.reshape(len(logits), -1, BLOCK)
+    if _is_column_major(values):
+        maxima = values.permute(1, 2, 0).amax(1).t().contiguous()
+    else:
+        maxima = values.amax(-1)
+    return BlockedLogits(values, maxima, maxima.amax(-1))
+
+
+def _is_column_major(values: Tensor) -> bool:
+    """Whether [R, N, BLOCK] lies in memory as [N, BLOCK, R].
+
+    On a CPU the head's matrix product leaves the logits so. Turning them round takes 2.8 ms for 32
+    rows of 49152, so everything here works on either layout, along memory.
+    """
+    return values.permute(1, 2, 0).is_contiguous()
 
 
 def _repaired(logits: Tensor, rows: Tensor) -> Tensor:
@@ -120,12 +136,20 @@ def _repaired(logits: Tensor, rows: Tensor) -> Tensor:
     return logits
 
 
-def one_block_of_each_row(blocks: Tensor, chosen: Tensor) -> Tensor:
-    """Pick block chosen[r] of every row r: [R, N, BLOCK] and [R] to [R, BLOCK]."""
-    return blocks[torch.arange(len(chosen), device=chosen.device), chosen]
-
-
 def _kth_largest(values: Tensor, k: Tensor) -> Tensor:
     """The k[r]-th largest value of each row r, [R]."""
     largest = values.topk(int(k.max()), dim=-1).values
     return largest.gather(1, (k - 1).unsqueeze(1)).squeeze(1)
+
+
+def block_sums(weights: Tensor) -> Tensor:
+    """Sum every block: [R, N, BLOCK] to [R, N].
+
+    By halving, so that the order of additions, and with it the last bit, is the same in either
+    layout and whatever the number of rows; `sum` promises neither.
+    """
+    width = BLOCK
+    while width > 1:
+        width //= 2
+        weights = weights[..., :width] + weights[..., width:]
+    return weights.squeeze(-1)

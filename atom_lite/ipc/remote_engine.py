@@ -157,7 +157,9 @@ class RemoteEngine:
         """Stop reading and release sockets and their directory."""
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
-        self._context.destroy(linger=0)
+        self._requests.close(linger=0)
+        self._events.close(linger=0)
+        self._context.term()
         self._directory.cleanup()
 
     def _send(self, message: FrontendMessage) -> None:

@@ -131,10 +131,12 @@ def test_bad_messages_are_a_400_that_names_the_place(tokenizer):
 def test_template_arguments_cannot_break_the_call(tokenizer):
     async def scenario():
         async with in_memory(saying("x"), tokenizer) as served:
-            for name in ("messages", "self", "add_generation_prompt"):
+            for name in ("messages", "documents", "add_generation_prompt"):
                 answer = await served.chat(chat_template_kwargs={name: 1})
                 _check_error(answer, 400)
-            assert (await served.chat(chat_template_kwargs={"x-y": {"a": 1}})).status_code == 200
+            assert (
+                await served.chat(chat_template_kwargs={"x-y": 1, "self": 2})
+            ).status_code == 200
 
     run(scenario())
 

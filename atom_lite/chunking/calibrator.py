@@ -3,7 +3,7 @@
     collecting --fit accepted--> installed --drift--> drifting --refit accepted--> installed
         ^  |                                             |  |
         '--' fit refused: reason kept,                   '--' refused: the old model stays,
-             tried again after twice the samples              tried again after twice the samples
+             tried again, ever later                          tried again, ever later
 
 Every step's time on every stage is offered (`record`). Graph replays and eager runs are kept apart:
 the former say nothing about a step with a prefill in it. After the first model, refits are held by
@@ -37,9 +37,11 @@ CalibrationState: TypeAlias = Literal["collecting", "installed", "drifting"]
 MAX_PREFILL_ROWS = 512
 MAX_DECODE_ROWS = 256
 FIRST_FIT_SAMPLES = 8
+LOOK_AGAIN_SAMPLES = 4
 REFIT_SAMPLES = 16
 MAX_BACK_OFF_SAMPLES = 512
 RECENT_ERRORS = 64
+UNKNOWN_SIGMA = 0.1  # of a model that came without a quality
 # A step with fewer new tokens than this per decode row is neither prefill- nor decode-dominated.
 PREFILL_DOMINANCE = 8
 
@@ -73,7 +75,7 @@ class _Stage:
         self.model = model
         if quality is not None:
             self.quality = quality
-        self.drift = DriftDetector(self.quality.sigma if self.quality else 0.1)
+        self.drift = DriftDetector(self.quality.drift_sigma if self.quality else UNKNOWN_SIGMA)
 
 
 class Calibrator:
@@ -229,8 +231,16 @@ class Calibrator:
             wait = self._refine_after
         else:
             self.reason = refused.message
-            self._back_off = min(2 * self._back_off, MAX_BACK_OFF_SAMPLES)
+            if refused.gate == "samples":
+                # Seen before anything is solved, so it costs nothing to look again soon.
+                self._back_off = LOOK_AGAIN_SAMPLES
+            else:
+                self._back_off = min(
+                    2 * max(self._back_off, FIRST_FIT_SAMPLES), MAX_BACK_OFF_SAMPLES
+                )
             wait = self._back_off
+        if self.num_refused & (self.num_refused - 1):
+            return []  # the log hears of the first, second, fourth, eighth, ...
         kept = "the previous model stays" if self.models else "prompts are cut for calibration"
         text = f"Dynamic chunking calibration refused ({refused.gate}): {refused.message}"
         return [Notice("info", f"{text}; {kept}, next try after {wait} samples")]

@@ -80,6 +80,7 @@ def _sizes(
     """Chunk sizes from `position` to the span's end."""
     align, most, floor = limits.align, limits.most, limits.floor
     level, lean = target.seconds, target.lean
+    constant, per_prefix = model.constant_seconds, model.prefix_seconds_per_token
     end = span.end - target.last_tokens
     if position >= end:
         end = span.end
@@ -87,14 +88,15 @@ def _sizes(
         seconds = level
         if lean:
             seconds *= 1.0 + lean * ((position - span.start) / span.tokens - 0.5)
-        wished = model.largest_chunk(position, seconds)
+        wished = model.tokens_within(position, seconds - constant - per_prefix * position)
         size = most if wished >= most else max(int(wished) // align * align, floor)
         remaining = end - position
         if remaining < 2 * floor or remaining <= size:
             size = remaining
-        elif 2 * (remaining - size) < size:
+        elif 2 * (remaining - size) < max(size, 2 * floor):
             # Two halves, not a chunk and its tail: no higher peak, and a shorter last prefix.
-            size = -(-remaining // (2 * align)) * align
+            half = -(-remaining // (2 * align)) * align
+            size = min(half, (remaining - floor) // align * align)
         yield size
         position += size
         if position == end:

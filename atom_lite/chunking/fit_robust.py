@@ -12,6 +12,7 @@ Pure and bounded: at most a thousand rows, a few milliseconds. Runs in the head 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -71,7 +72,7 @@ class FitQuality:
         num_rows: prefill rows.
         median_relative_error: half of the rows are predicted better than this.
         p90_relative_error: nine in ten are.
-        sigma: robust spread of the relative residual; what the drift detector measures in.
+        sigma: robust spread of the relative residual.
         stderr: one-sigma uncertainty of the prediction at the worst sampled shape, relative.
     """
 
@@ -80,6 +81,11 @@ class FitQuality:
     p90_relative_error: float
     sigma: float
     stderr: float
+
+    @property
+    def drift_sigma(self) -> float:
+        """What the next measurement may be off by, relative: noise and the model's own doubt."""
+        return math.hypot(self.sigma, self.stderr)
 
 
 def fit_decode(rows: Sequence[DecodeRow]) -> DecodeTerms:
@@ -193,11 +199,14 @@ def _scaled_prior(prior: LatencyModel, design: Array, measured: Array) -> Array:
 def _quality(design: Array, measured: Array, solution: RobustSolution) -> FitQuality:
     relative = design / measured[:, None]
     error = np.abs(relative @ solution.coefficients - 1.0)
+    # A fit lies closer to its own rows than to the next ones.
+    rows, columns = design.shape
+    sigma = solution.sigma * math.sqrt(rows / max(rows - columns, 1))
     return FitQuality(
         num_rows=len(measured),
         median_relative_error=float(np.median(error)),
         p90_relative_error=float(np.quantile(error, 0.9)),
-        sigma=solution.sigma,
+        sigma=sigma,
         stderr=_worst_stderr(relative, solution),
     )
 

@@ -121,16 +121,22 @@ class LatencyModel:
         """
         fixed = self._fixed_part(decode_rows, decode_context_tokens)
         room = target_seconds - fixed - self.prefix_seconds_per_token * prefix_tokens
-        if room <= 0.0:
+        return self.tokens_within(prefix_tokens, room)
+
+    def tokens_within(self, prefix_tokens: float, room_seconds: float) -> float:
+        """The x with `b*x + a*(2*L*x + x^2) == room_seconds`: what new tokens alone may cost.
+
+        Not the textbook formula, which subtracts two nearly equal numbers where the prefix dwarfs
+        the chunk, and divides by a.
+        """
+        if room_seconds <= 0.0:
             return 0.0
-        if room == math.inf:
+        if room_seconds == math.inf:
             return math.inf
-        # Not the textbook formula, which subtracts two nearly equal numbers where the prefix
-        # dwarfs the chunk, and divides by a.
         a = self.attention_seconds_per_area
         slope = 2.0 * a * prefix_tokens + self.linear_seconds_per_token
-        divisor = slope + math.sqrt(slope * slope + 4.0 * a * room)
-        return 2.0 * room / divisor if divisor > 0.0 else math.inf
+        divisor = slope + math.sqrt(slope * slope + 4.0 * a * room_seconds)
+        return 2.0 * room_seconds / divisor if divisor > 0.0 else math.inf
 
     def _fixed_part(self, decode_rows: int, decode_context_tokens: int) -> float:
         return (

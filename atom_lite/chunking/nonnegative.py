@@ -17,8 +17,8 @@ Mask: TypeAlias = NDArray[np.bool_]
 HUBER_TUNING = 1.345  # 95 % efficient under Gaussian noise
 MAD_TO_SIGMA = 1.4826
 LEAST_SIGMA = 1e-6  # of a relative residual; noiseless samples must not divide by zero
-MAX_REWEIGHTINGS = 25
-CONVERGED = 1e-9
+MAX_REWEIGHTINGS = 15
+CONVERGED = 1e-5
 
 
 class RobustSolution(NamedTuple):
@@ -37,7 +37,11 @@ def nonnegative_least_squares(design: Array, target: Array) -> Array:
     scales = np.max(np.abs(design), axis=0)
     scales[scales == 0.0] = 1.0
     scaled = design / scales
-    columns = design.shape[1]
+    rows, columns = design.shape
+    if rows > columns:
+        # The same problem on a small square: what is lost of the residual is the same for all x.
+        basis, scaled = np.linalg.qr(scaled)
+        target = basis.T @ target
     tolerance = 1e-12 * max(float(np.abs(scaled.T @ target).max(initial=0.0)), 1e-300)
     solution = np.zeros(columns)
     passive = np.zeros(columns, dtype=bool)
@@ -102,6 +106,9 @@ def robust_nonnegative(
         )
         if np.allclose(coefficients, previous, rtol=CONVERGED, atol=0.0):
             break
+    # Dividing by noisy measurements favours the small ones (4 % at 15 % noise): level the median.
+    predicted = np.maximum(design @ coefficients, 1e-300)
+    coefficients = coefficients * float(np.median(measured / predicted))
     return RobustSolution(coefficients, weights, sigma)
 
 

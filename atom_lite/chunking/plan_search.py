@@ -30,11 +30,12 @@ SHARED_PEAK_WEIGHT = 0.05
 EQUAL_STAGES_RATIO = 1.03  # stages whose times differ by less count as equal
 COARSE_TARGETS = 25
 COARSE_RANGE = 2.2  # either side of the closed form's target
-FINE_TARGETS = 12
-TIGHTENINGS = 8
+FINE_TARGETS = 8
+TIGHTENINGS = 7
+TIGHTEN_RANGE = 1.25
 COARSE_LEANS = (-1.2, -0.8, -0.4, 0.0, 0.4, 0.8, 1.2)
 FINE_ROUNDS = 5
-CHUNK_EVALUATIONS = 4000  # over a whole search of equal stages
+CHUNK_EVALUATIONS = 1600  # of either half of a search; hundreds of chunks get fewer tries
 MAX_CHUNKS = 1024
 
 
@@ -162,17 +163,20 @@ class _Search:
                 step_lean, step_factor = step_lean / 2.0, math.sqrt(step_factor)
 
     def tighten(self) -> None:
-        """Lower the target while the number of chunks stays: the tail fills, the peak falls."""
-        if math.isinf(self.best_target.seconds) or len(self.best_sizes) < 2:
+        """The lowest target for the best number of chunks and its neighbours: tails fill up."""
+        if math.isinf(self.best_target.seconds):
             return
-        count = len(self.best_sizes)
-        high, low = self.best_target.seconds, self.best_target.seconds / 1.15
-        for _ in range(TIGHTENINGS):
-            middle = (low + high) / 2.0
-            if self._consider(self.best_target._replace(seconds=middle), at_most=count):
-                high = middle
-            else:
-                low = middle
+        start, best_count = self.best_target, len(self.best_sizes)
+        affordable = CHUNK_EVALUATIONS // best_count
+        counts = (best_count, best_count + 1, best_count - 1)
+        for count in counts[: max(affordable // TIGHTENINGS, 1)]:
+            low, high = start.seconds / TIGHTEN_RANGE, start.seconds * TIGHTEN_RANGE
+            for _ in range(min(TIGHTENINGS, affordable)):
+                middle = math.sqrt(low * high)
+                if self._consider(start._replace(seconds=middle), at_most=count):
+                    high = middle
+                else:
+                    low = middle
 
     def over_last_chunks(self) -> None:
         """Try a small last chunk, so that little KV is left to hand over when it is done."""

@@ -1,0 +1,252 @@
+"""Plans against the exact optimum, the published table and the planning-time bounds."""
+
+import time
+from itertools import pairwise
+
+import pytest
+
+from atom_lite.chunking.cuts import Span, Target, chunk_times, cut
+from atom_lite.chunking.flow_shop import equal_stages_seconds, makespan_seconds
+from atom_lite.chunking.latency_model import LatencyModel
+from atom_lite.chunking.plan_search import SHARED_PEAK_WEIGHT, Pipeline, Plan, plan
+from atom_lite.chunking.planner import PlanLimits, plan_limits
+from atom_lite.chunking.planners.atom import AtomSettings, equal_latency_chunk
+from tests.fakes.exact_cuts import exact_objective
+from tests.unit.chunking.samples import KIMI, SERVED, SMALL, fixed_chunks, scaled
+
+LIMITS = plan_limits(32768)
+NO_PREFIX_COST = LatencyModel.from_milliseconds(a=3.25e-7, b=6.03e-3, c=26.1)
+TUNED_BY_HAND = (1024, 2048, 4096, 6144, 8192, 12288, 16384, 32768)
+# prompt, stages, TTFT in ms of the best fixed chunk, ATOM's 32K/0.75 recipe and the makespan plan
+TABLE = [
+    (32768, 4, 1261, 2291, 1143),
+    (65536, 4, 3232, 4119, 2944),
+    (131072, 4, 9610, 10319, 8909),
+    (262144, 4, 31679, 31598, 30087),
+    (131072, 8, 11543, 14885, 10459),
+]
+
+
+def even(model: LatencyModel, stages: int, limits: PlanLimits = LIMITS) -> Pipeline:
+    return Pipeline(models=(model,) * stages, limits=limits)
+
+
+def ttft_ms(model: LatencyModel, sizes: list[int], stages: int) -> float:
+    times = chunk_times(model, Span(0, sum(sizes)), sizes)
+    return 1000.0 * equal_stages_seconds(times, stages)
+
+
+def atom_sizes(prompt: int, settings: AtomSettings) -> list[int]:
+    sizes: list[int] = []
+    while sum(sizes) < prompt:
+        chunk = equal_latency_chunk(KIMI, settings, sum(sizes)) or settings.budget_tokens
+        sizes.append(min(chunk, prompt - sum(sizes)))
+    return sizes
+
+
+@pytest.mark.parametrize(("prompt", "stages", "fixed", "atom", "makespan"), TABLE)
+def test_model_table_is_reproduced(
+    prompt: int, stages: int, fixed: float, atom: float, makespan: float
+) -> None:
+    best = min(
+        ttft_ms(KIMI, [c.new_tokens for c in fixed_chunks(prompt, size)], stages)
+        for size in TUNED_BY_HAND
+    )
+    recipe = AtomSettings(budget_tokens=32768, smooth_factor=0.75)
+    planned = plan(even(KIMI, stages), Span(0, prompt))
+    assert best == pytest.approx(fixed, rel=0.005)
+    assert ttft_ms(KIMI, atom_sizes(prompt, recipe), stages) == pytest.approx(atom, rel=0.005)
+    assert 1000.0 * planned.predicted_seconds == pytest.approx(makespan, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("model", "prompt", "most"),
+    [
+        (KIMI, 8192, 8192),
+        (KIMI, 16384, 16384),
+        (KIMI, 32768, 32768),
+        (KIMI, 24000, 4096),
+        (SMALL, 8192, 8192),
+        (SERVED, 8192, 2048),
+        (NO_PREFIX_COST, 16384, 16384),
+    ],
+)
+@pytest.mark.parametrize("stages", [2, 4, 8])
+def test_plan_is_within_half_a_percent_of_the_exact_optimum(
+    model: LatencyModel, prompt: int, most: int, stages: int
+) -> None:
+    planned = plan(even(model, stages, plan_limits(most)), Span(0, prompt))
+    exact = exact_objective(
+        model,
+        prompt_tokens=prompt,
+        peak_weight=stages - 1,
+        align_tokens=64,
+        most_tokens=most,
+    )
+    assert planned.objective_seconds <= 1.005 * exact
+
+
+@pytest.mark.parametrize("prefix", [1024, 8192, 65536])
+def test_plan_after_a_prefix_hit_is_near_the_exact_optimum(prefix: int) -> None:
+    planned = plan(even(KIMI, 4), Span(prefix, prefix + 12288))
+    exact = exact_objective(
+        KIMI,
+        prompt_tokens=12288,
+        peak_weight=3,
+        align_tokens=64,
+        most_tokens=32768,
+        prefix_tokens=prefix,
+    )
+    assert planned.objective_seconds <= 1.005 * exact
+
+
+def test_among_other_prefills_the_plan_is_near_the_exact_optimum() -> None:
+    planned = plan(even(KIMI, 4, plan_limits(8192)), Span(0, 32768), is_sole=False)
+    exact = exact_objective(
+        KIMI,
+        prompt_tokens=32768,
+        peak_weight=SHARED_PEAK_WEIGHT,
+        align_tokens=64,
+        most_tokens=8192,
+    )
+    assert planned.objective_seconds <= 1.005 * exact
+
+
+def test_without_a_prefix_cost_the_plan_meets_the_closed_form() -> None:
+    prompt, stages = 65536, 4
+    model = NO_PREFIX_COST
+    work = model.chunk_seconds(0, prompt) - model.constant_seconds
+    c, drain = model.constant_seconds, stages - 1
+    best = work + drain * c + 2.0 * (drain * work * c) ** 0.5
+    planned = plan(even(model, stages), Span(0, prompt))
+    # Whole numbers of chunks of whole tiles cost a little.
+    assert best * 0.9999 <= planned.predicted_seconds <= 1.005 * best
+
+
+def test_other_prefills_make_chunks_larger() -> None:
+    sole = plan(even(KIMI, 4), Span(0, 32768))
+    shared = plan(even(KIMI, 4), Span(0, 32768), is_sole=False)
+    assert len(shared.sizes) < len(sole.sizes)
+    assert sum(chunk_times(KIMI, Span(0, 32768), shared.sizes)) < sum(
+        chunk_times(KIMI, Span(0, 32768), sole.sizes)
+    )
+
+
+def test_short_prompts_are_pipelined() -> None:
+    assert len(plan(even(SERVED, 4), Span(0, 1024)).sizes) > 1
+
+
+def test_one_stage_takes_one_chunk() -> None:
+    assert plan(even(KIMI, 1), Span(0, 8192)).sizes == (8192,)
+
+
+def test_a_prompt_under_the_floor_is_one_chunk() -> None:
+    assert plan(even(SERVED, 4), Span(0, 200)).sizes == (200,)
+    assert plan(even(SERVED, 4), Span(0, 1)).sizes == (1,)
+
+
+def best_level(pipeline: Pipeline, span: Span) -> float:
+    """The best equal-latency plan for uneven stages, by brute force over targets."""
+    model = pipeline.slowest(span)
+    whole = model.chunk_seconds(span.start, span.tokens)
+    candidates = (
+        cut(model, span, Target(whole * 0.985**step), pipeline.limits, at_most=400)
+        for step in range(300)
+    )
+    return min(pipeline.makespan(span, sizes) for sizes in candidates if sizes)
+
+
+def heavy_last(stages: int) -> tuple[LatencyModel, ...]:
+    return (KIMI,) * (stages - 1) + (scaled(KIMI, 1.3),)
+
+
+@pytest.mark.parametrize("prompt", [8192, 32768, 131072])
+@pytest.mark.parametrize("stages", [2, 4, 8])
+def test_a_heavy_last_stage_gets_a_ramp_that_beats_every_level_plan(
+    prompt: int, stages: int
+) -> None:
+    pipeline = Pipeline(models=heavy_last(stages), limits=LIMITS)
+    span = Span(0, prompt)
+    planned = plan(pipeline, span)
+    level = best_level(pipeline, span)
+    assert planned.predicted_seconds <= 1.001 * level
+    if stages == 4:
+        assert planned.predicted_seconds <= 0.98 * level
+
+
+@pytest.mark.parametrize("order", [(1.0, 1.0, 1.0, 16 / 15), (1.3, 1.0, 1.0, 1.0), (1, 1.3, 1, 1)])
+def test_other_uneven_splits_are_never_worse_than_level(order: tuple[float, ...]) -> None:
+    pipeline = Pipeline(models=tuple(scaled(KIMI, f) for f in order), limits=LIMITS)
+    span = Span(0, 32768)
+    assert plan(pipeline, span).predicted_seconds <= 1.001 * best_level(pipeline, span)
+
+
+def test_predicted_seconds_are_the_exact_recursions() -> None:
+    models = heavy_last(4)
+    planned = plan(Pipeline(models=models, limits=LIMITS), Span(0, 32768))
+    times = [chunk_times(model, planned.span, planned.sizes) for model in models]
+    assert planned.predicted_seconds == pytest.approx(makespan_seconds(times))
+
+
+def test_kv_that_has_to_be_handed_over_makes_the_last_chunk_small() -> None:
+    span = Span(0, 32768)
+    plain = plan(even(KIMI, 4), span)
+    handed = plan(
+        Pipeline(models=(KIMI,) * 4, limits=LIMITS, transfer_seconds_per_token=5e-5), span
+    )
+    assert handed.sizes[-1] < plain.sizes[-1]
+    assert sum(handed.sizes) == 32768
+    cost = 5e-5
+    assert (
+        handed.predicted_seconds + cost * handed.sizes[-1]
+        < plain.predicted_seconds + cost * plain.sizes[-1]
+    )
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        LatencyModel.from_milliseconds(a=0.0, b=0.01, c=0.0),
+        LatencyModel.from_milliseconds(a=1e-5, b=0.0, c=0.0),
+        LatencyModel.from_milliseconds(a=0.0, b=0.01, c=5.0, gamma=0.1),
+        LatencyModel.from_milliseconds(a=0.0, b=0.0, c=5.0),
+    ],
+    ids=["no overhead", "attention only", "dear prefix", "constant only"],
+)
+def test_degenerate_models_still_give_a_complete_plan(model: LatencyModel) -> None:
+    planned = plan(even(model, 4, plan_limits(4096)), Span(0, 20_000))
+    assert sum(planned.sizes) == 20_000
+    assert max(planned.sizes) <= 4096
+
+
+def cpu_seconds(pipeline: Pipeline, span: Span) -> tuple[float, Plan]:
+    """The least of three runs, in CPU time: other programs on the machine do not count."""
+    best = float("inf")
+    for _ in range(3):
+        start = time.process_time()
+        planned = plan(pipeline, span)
+        best = min(best, time.process_time() - start)
+    return best, planned
+
+
+@pytest.mark.parametrize("prompt", [2048, 8192, 32768, 131072, 262144])
+@pytest.mark.parametrize("stages", [2, 4, 8])
+def test_planning_equal_stages_takes_ten_milliseconds_at_most(prompt: int, stages: int) -> None:
+    spent, planned = cpu_seconds(even(KIMI, stages), Span(0, prompt))
+    assert spent <= min(0.010, 0.01 * planned.predicted_seconds)
+
+
+@pytest.mark.parametrize("prompt", [32768, 131072, 262144])
+@pytest.mark.parametrize("stages", [2, 4, 8])
+def test_planning_uneven_stages_takes_fifty_milliseconds_at_most(prompt: int, stages: int) -> None:
+    pipeline = Pipeline(models=heavy_last(stages), limits=LIMITS)
+    spent, planned = cpu_seconds(pipeline, Span(0, prompt))
+    assert spent <= 0.050
+    assert spent <= max(0.01 * planned.predicted_seconds, 0.010)
+
+
+def test_many_tiny_chunks_do_not_make_planning_slow() -> None:
+    cheap = LatencyModel.from_milliseconds(a=3e-6, b=0.006, c=0.01)
+    spent, planned = cpu_seconds(even(cheap, 8), Span(0, 65536))
+    assert spent <= 0.010
+    assert all(earlier >= later for earlier, later in pairwise(planned.sizes[:-2]))

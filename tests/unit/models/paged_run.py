@@ -33,7 +33,12 @@ class PagedRun:
     """Sequences in one KV cache; `step` computes the next tokens of some of them."""
 
     def __init__(
-        self, decoder: Decoder, spec: ModelSpec, backend: Backend, prompts: list[list[int]]
+        self,
+        decoder: Decoder,
+        spec: ModelSpec,
+        backend: Backend,
+        prompts: list[list[int]],
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self._decoder = decoder
         needed = [-(-len(prompt) // BLOCK_SIZE) for prompt in prompts]
@@ -50,7 +55,7 @@ class PagedRun:
             BLOCK_SIZE,
             spec.num_kv_heads,
             spec.head_size,
-            torch.float32,
+            dtype,
             torch.device("cpu"),
         )
 

@@ -32,10 +32,11 @@ class Loaded:
     spec: ModelSpec
     backend: Backend
     prompts: list[list[int]]
-    expected: list[torch.Tensor]  # per prompt [length, V], transformers'
+    expected: list[torch.Tensor]  # per prompt [length, V], transformers' in float32
+    dtype: torch.dtype
 
     def run(self) -> PagedRun:
-        return PagedRun(self.decoder, self.spec, self.backend, self.prompts)
+        return PagedRun(self.decoder, self.spec, self.backend, self.prompts, self.dtype)
 
     def check(self, run: PagedRun) -> None:
         for sequence, expected in zip(run.sequences, self.expected, strict=True):
@@ -50,18 +51,18 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return load(model, directory)
 
 
-def load(model: torch.nn.Module, directory: Path) -> Loaded:
+def load(model: torch.nn.Module, directory: Path, dtype: torch.dtype = torch.float32) -> Loaded:
     checkpoint = resolve_checkpoint(str(directory))
     spec = load_spec(checkpoint)
     backend = select_backend("auto", CPU)
     decoder = load_model(
-        checkpoint, spec, dtype=torch.float32, device=CPU, load_format="auto", backend=backend
+        checkpoint, spec, dtype=dtype, device=CPU, load_format="auto", backend=backend
     )
     draw = random.Random(3)
     prompts = [[draw.randrange(spec.vocab_size) for _ in range(n)] for n in PROMPT_LENGTHS]
     with torch.no_grad():
         expected = [model(torch.tensor([prompt])).logits[0] for prompt in prompts]
-    return Loaded(decoder, spec, backend, prompts, expected)
+    return Loaded(decoder, spec, backend, prompts, expected, dtype)
 
 
 def test_whole_prompts_give_the_oracles_logits(loaded: Loaded) -> None:
@@ -120,3 +121,19 @@ def test_unpacked_weights_give_the_same_logits(
     run = unpacked.run()
     run.step([(index, length) for index, length in enumerate(PROMPT_LENGTHS)])
     unpacked.check(run)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral-window"])
+def test_bfloat16_is_as_near_to_float32_as_transformers_is(tmp_path: Path, family: str) -> None:
+    model = make_model(CONFIGS[family])
+    save(model, tmp_path)
+    half = load(model, tmp_path, torch.bfloat16)
+    run = half.run()
+    run.step([(3, 1), (0, 17), (1, 5), (2, 64)])
+    run.step([(0, 20), (4, 18)])
+    model = model.bfloat16()
+    with torch.no_grad():
+        theirs = [model(torch.tensor([prompt])).logits[0].float() for prompt in half.prompts]
+    exact = torch.cat(half.expected)
+    our_error = (torch.cat([s.all_logits() for s in run.sequences]) - exact).norm()
+    assert our_error < 1.3 * (torch.cat(theirs) - exact).norm()

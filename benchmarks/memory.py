@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-SAMPLE_SECONDS = 0.5
+SAMPLE_SECONDS = 2.0  # a sample of a GB of mapped pages costs some 10 ms of kernel time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

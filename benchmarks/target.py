@@ -97,9 +97,10 @@ class Target:
 
     async def count_tokens(self, prompt: str) -> int:
         """Prompt tokens by the server's `/tokenize`."""
-        count = await _tokenize(self.client, self.endpoint, self.model, prompt)
+        status, count = await _tokenize(self.client, self.endpoint, self.model, prompt)
         if count is None:
-            raise LoadError("POST /tokenize stopped answering with a count")
+            reason = f"HTTP {status}" if status else "no answer"
+            raise LoadError(f"POST /tokenize gives no count any more ({reason}); is the server up?")
         return count
 
     def prompt_maker(self, seed: int, *, ask_server: bool = True) -> PromptMaker:
@@ -130,13 +131,13 @@ async def connect(client: StreamClient, model: str | None, endpoint: str) -> Tar
     """
     model = model or await _first_model(client)
     fields, probe = await _negotiate(client, model, endpoint)
-    exact = await _tokenize(client, endpoint, model, "time year people") is not None
+    _, count = await _tokenize(client, endpoint, model, "time year people")
     dialect = Dialect(
         fields=fields,
         counts_usage=probe.usage is not None,
         running_usage="continuous_usage_stats" in fields and probe.num_usages > 2,
         fixed_length=probe.output_tokens == PROBE_OUTPUT_TOKENS,
-        exact_prompts=exact,
+        exact_prompts=count is not None,
     )
     line = WordLine()
     if dialect.counts_usage:
@@ -196,8 +197,10 @@ async def _calibrate(
     return WordLine.through(points[0], points[1])
 
 
-async def _tokenize(client: StreamClient, endpoint: str, model: str, prompt: str) -> int | None:
-    """Count of the templated prompt by a vLLM-style `/tokenize`, None where there is none."""
+async def _tokenize(
+    client: StreamClient, endpoint: str, model: str, prompt: str
+) -> tuple[int, int | None]:
+    """HTTP status, and the templated prompt's count by a vLLM-style `/tokenize` if it has one."""
     body: dict[str, Any] = {"model": model}
     if endpoint == "chat":
         body |= {"messages": [{"role": "user", "content": prompt}]}
@@ -205,11 +208,11 @@ async def _tokenize(client: StreamClient, endpoint: str, model: str, prompt: str
         body |= {"prompt": prompt}
     status, answer = await client.fetch("POST", "/tokenize", body)
     if status != 200:
-        return None
+        return status, None
     try:
-        return int(msgspec.json.decode(answer)["count"])
+        return status, int(msgspec.json.decode(answer)["count"])
     except (msgspec.DecodeError, KeyError, TypeError):
-        return None  # llama.cpp has an endpoint of that name with another body
+        return status, None  # llama.cpp has an endpoint of that name with another body
 
 
 def _body(

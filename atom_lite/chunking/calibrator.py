@@ -36,10 +36,13 @@ CalibrationState: TypeAlias = Literal["collecting", "installed", "drifting"]
 
 MAX_PREFILL_ROWS = 512
 MAX_DECODE_ROWS = 256
-FIRST_FIT_SAMPLES = 8
+FIRST_FIT_SAMPLES = 12
 LOOK_AGAIN_SAMPLES = 4
 REFIT_SAMPLES = 16
 MAX_BACK_OFF_SAMPLES = 512
+YOUNG_ROWS = 48
+MIXTURE_RATIO = 1.5
+MIXTURE_SLACK = 0.02
 RECENT_ERRORS = 64
 UNKNOWN_SIGMA = 0.1  # of a model that came without a quality
 # A step with fewer new tokens than this per decode row is neither prefill- nor decode-dominated.
@@ -132,7 +135,7 @@ class Calibrator:
         drifted = self._compare(sample)
         self._fresh += 1
         if self.state == "installed" and drifted:
-            return self._start_drift()
+            return self._attempt() if self._is_young else self._start_drift()
         wait = self._refine_after if self.state == "installed" else self._back_off
         return self._attempt() if self._fresh >= wait else []
 
@@ -151,6 +154,21 @@ class Calibrator:
     def attempt_now(self) -> list[Notice]:
         """Fit with what there is; after a startup sweep."""
         return self._attempt()
+
+    @property
+    def _is_young(self) -> bool:
+        """Whether a misfit more likely shows what the first few rows did not."""
+        quality = self._stages[0].quality
+        rows = len(self._stages[0].prefill_rows)
+        return quality is not None and quality.num_rows < min(YOUNG_ROWS, rows)
+
+    def _is_mixture(self, qualities: Sequence[FitQuality]) -> bool:
+        """Whether a refit describes its rows so much worse that they must be of two machines."""
+        return any(
+            stage.quality is not None
+            and quality.sigma > MIXTURE_RATIO * stage.quality.drift_sigma + MIXTURE_SLACK
+            for stage, quality in zip(self._stages, qualities, strict=True)
+        )
 
     def _is_prefill_dominated(self, sample: StepSample) -> bool:
         new = sum(chunk.new_tokens for chunk in sample.chunks)
@@ -212,6 +230,8 @@ class Calibrator:
             fits = [stage.fit() for stage in self._stages]
         except FitRefused as refused:
             return self._refuse(refused)
+        if self.state == "installed" and self._is_mixture([quality for _, quality in fits]):
+            return self._start_drift()
         for stage, (model, quality) in zip(self._stages, fits, strict=True):
             stage.install(model, quality)
         # Ever more patient: a machine that changes all the time is not refitted all day.

@@ -52,6 +52,18 @@ def next_size(
     return next(_sizes(model, span, position, target, limits))
 
 
+def settle_tail(size: int, remaining: int, limits: PlanLimits) -> int:
+    """The wished size, changed where what it leaves over would be a tiny tail."""
+    if remaining < 2 * limits.floor or remaining <= size:
+        return remaining
+    if 2 * (remaining - size) >= max(size, 2 * limits.floor):
+        return size
+    # Two halves, not a chunk and its tail: no higher peak, and a shorter last prefix.
+    align = limits.align
+    half = -(-remaining // (2 * align)) * align
+    return min(half, (remaining - limits.floor) // align * align)
+
+
 def cut(
     model: LatencyModel, span: Span, target: Target, limits: PlanLimits, at_most: int | None = None
 ) -> list[int] | None:
@@ -90,13 +102,7 @@ def _sizes(
             seconds *= 1.0 + lean * ((position - span.start) / span.tokens - 0.5)
         wished = model.tokens_within(position, seconds - constant - per_prefix * position)
         size = most if wished >= most else max(int(wished) // align * align, floor)
-        remaining = end - position
-        if remaining < 2 * floor or remaining <= size:
-            size = remaining
-        elif 2 * (remaining - size) < max(size, 2 * floor):
-            # Two halves, not a chunk and its tail: no higher peak, and a shorter last prefix.
-            half = -(-remaining // (2 * align)) * align
-            size = min(half, (remaining - floor) // align * align)
+        size = settle_tail(size, end - position, limits)
         yield size
         position += size
         if position == end:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = NDArray[np.float64]
 
-MIN_PREFILL_ROWS = 8
+MIN_PREFILL_ROWS = 12
 MIN_PREFIXES = 3
 MIN_CHUNK_SIZES = 2
 MIN_DECODE_ROWS = 8
@@ -201,7 +201,7 @@ def _quality(design: Array, measured: Array, solution: RobustSolution) -> FitQua
     error = np.abs(relative @ solution.coefficients - 1.0)
     # A fit lies closer to its own rows than to the next ones.
     rows, columns = design.shape
-    sigma = solution.sigma * math.sqrt(rows / max(rows - columns, 1))
+    sigma = solution.sigma * rows / max(rows - columns, 1)
     return FitQuality(
         num_rows=len(measured),
         median_relative_error=float(np.median(error)),

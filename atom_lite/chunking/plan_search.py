@@ -35,7 +35,7 @@ TIGHTENINGS = 7
 TIGHTEN_RANGE = 1.25
 COARSE_LEANS = (-1.2, -0.8, -0.4, 0.0, 0.4, 0.8, 1.2)
 FINE_ROUNDS = 5
-CHUNK_EVALUATIONS = 1600  # of either half of a search; hundreds of chunks get fewer tries
+CHUNK_EVALUATIONS = 1400  # of either half of a search; hundreds of chunks get fewer tries
 MAX_CHUNKS = 1024
 
 

@@ -100,12 +100,14 @@ def plan_limits(
 
     Args:
         most_tokens: what a step without decodes can take, at least 1.
-        align_tokens: shrunk where a step could not hold one unit of it.
+        align_tokens: halved until a step can hold two units of it.
         floor_tokens: under it time is not linear (launch and tile floors), and a tail would cost
             a whole step for nothing.
     """
     assert most_tokens >= 1 and align_tokens >= 1 and floor_tokens >= 1
-    align = min(align_tokens, most_tokens)
+    align = align_tokens
+    while align > 1 and 2 * align > most_tokens:
+        align //= 2
     most = most_tokens // align * align
     floor = -(-floor_tokens // align) * align
     return PlanLimits(most, align, max(align, min(floor, most // 2 // align * align)))

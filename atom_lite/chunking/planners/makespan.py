@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from atom_lite.chunking.cuts import Span, Target, next_size
+from atom_lite.chunking.cuts import Span, Target, next_size, settle_tail
 from atom_lite.chunking.plan_search import Pipeline, Plan, plan
 from atom_lite.chunking.planner import ChunkDecision, ChunkRequest, PlanLimits
 from atom_lite.chunking.sweep import Alternation
@@ -116,8 +116,7 @@ class MakespanPlanner:
         parts = self._alternation.choice_for(request.sequence_id)
         size = -(-prompt.span.tokens // (parts * limits.align)) * limits.align
         size = min(max(size, limits.floor), limits.most)
-        remaining = request.remaining_tokens
-        return remaining if remaining < max(2 * limits.floor, size) else size
+        return settle_tail(size, request.remaining_tokens, limits)
 
     def _bounded(self, size: int, request: ChunkRequest) -> int:
         """What fits of a planned chunk: still aligned where possible, and no tiny rest."""

@@ -78,7 +78,7 @@ def test_one_chunk_size_is_refused_with_the_reason_and_looked_at_again_soon() ->
     assert "chunk sizes from 1024 to 1024" in machine.calibrator.reason
     assert machine.calibrator.last_refusal is not None
     assert machine.calibrator.last_refusal.gate == "samples"
-    assert machine.calibrator.num_refused == 1 + (320 - 8) // 4
+    assert machine.calibrator.num_refused == 1 + (320 - 12) // 4
     # Logged ever more rarely: the 1st, 2nd, 4th, ... 64th.
     refused = [line for line in lines if "refused (samples)" in line]
     assert len(refused) == 7
@@ -97,10 +97,10 @@ def chaos(machine: Machine, num_steps: int) -> list[str]:
 
 def test_fits_that_do_not_fit_are_tried_ever_later() -> None:
     machine = Machine(SERVED)
-    chaos(machine, 8 + 16 + 32 + 64)
+    chaos(machine, 12 + 24 + 48 + 96)
     assert machine.calibrator.state == "collecting"
     assert machine.calibrator.num_refused == 4
-    lines = chaos(machine, 128 + 256 + 512 + 512)
+    lines = chaos(machine, 192 + 384 + 512 + 512)
     assert machine.calibrator.num_refused == 8
     assert lines[-1].endswith(f"next try after {MAX_BACK_OFF_SAMPLES} samples")
 

@@ -83,7 +83,13 @@ def test_times_are_the_models() -> None:
 
 @pytest.mark.parametrize(
     ("most", "expected"),
-    [(2048, (2048, 64, 128)), (2000, (1984, 64, 128)), (100, (64, 64, 64)), (10, (10, 10, 10))],
+    [
+        (2048, (2048, 64, 128)),
+        (2000, (1984, 64, 128)),
+        (100, (96, 32, 32)),
+        (10, (8, 4, 4)),
+        (1, (1, 1, 1)),
+    ],
 )
 def test_limits_agree_with_each_other(most: int, expected: tuple[int, int, int]) -> None:
     assert tuple(plan_limits(most)) == expected

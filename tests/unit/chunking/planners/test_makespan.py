@@ -1,0 +1,147 @@
+from atom_lite.chunking.planner import ChunkRequest, plan_limits
+from atom_lite.chunking.planners.makespan import MAX_PROMPTS, MakespanPlanner
+from tests.unit.chunking.samples import KIMI, SERVED, scaled
+
+LIMITS = plan_limits(2048)
+
+
+def planner(*, fitted: bool = True) -> MakespanPlanner:
+    made = MakespanPlanner(LIMITS)
+    if fitted:
+        made.install((SERVED,) * 4)
+    return made
+
+
+def request(
+    prefix: int, remaining: int, *, budget: int = 2048, id: int = 1, whole: bool = False
+) -> ChunkRequest:
+    return ChunkRequest(
+        sequence_id=id,
+        prefix_tokens=prefix,
+        remaining_tokens=remaining,
+        budget_tokens=budget,
+        must_be_whole=whole,
+    )
+
+
+def serve(
+    made: MakespanPlanner, prompt: int, *, prefix: int = 0, budget: int = 2048, id: int = 1
+) -> list[int]:
+    sizes = []
+    while prefix < prompt:
+        decision = made.next_chunk(request(prefix, prompt - prefix, budget=budget, id=id))
+        assert 1 <= decision.tokens <= min(budget, prompt - prefix)
+        sizes.append(decision.tokens)
+        prefix += decision.tokens
+    return sizes
+
+
+def test_a_served_prompt_gets_the_planned_chunks() -> None:
+    made = planner()
+    sizes = serve(made, 8192)
+    assert made.last_plan is not None
+    assert tuple(sizes) == made.last_plan.sizes
+    assert len(sizes) > 4
+
+
+def test_a_prefix_hit_is_planned_from_where_it_ends() -> None:
+    made = planner()
+    sizes = serve(made, 8192, prefix=4096)
+    assert made.last_plan is not None
+    assert made.last_plan.span == (4096, 8192)
+    assert sum(sizes) == 4096
+
+
+def test_a_plan_is_searched_once_per_prompt() -> None:
+    made = planner()
+    first = made.next_chunk(request(0, 8192)).tokens
+    searched = made.last_plan
+    made.next_chunk(request(first, 8192 - first))
+    assert made.last_plan is searched
+
+
+def test_prepare_searches_ahead_of_the_first_chunk() -> None:
+    made = planner()
+    made.prepare(request(0, 8192))
+    searched = made.last_plan
+    assert searched is not None
+    made.next_chunk(request(0, 8192))
+    assert made.last_plan is searched
+    planner(fitted=False).prepare(request(0, 8192))
+
+
+def test_steps_with_little_budget_do_not_spoil_the_plan() -> None:
+    made = planner()
+    sizes = serve(made, 8192, budget=300)
+    assert sum(sizes) == 8192
+    assert all(size % 64 == 0 for size in sizes[:-1])
+    assert sizes[-1] >= LIMITS.floor
+
+
+def test_a_budget_under_one_tile_is_used_as_it_is() -> None:
+    assert planner().next_chunk(request(0, 8192, budget=10)).tokens == 10
+
+
+def test_other_prefills_make_chunks_larger_without_a_gate() -> None:
+    alone, among = planner(), planner()
+    alone.begin_step(1)
+    among.begin_step(4)
+    assert among.next_chunk(request(0, 8192)).tokens > alone.next_chunk(request(0, 8192)).tokens
+    assert among.next_chunk(request(0, 8192)).reason == "model"
+    among.begin_step(1)
+    assert among.next_chunk(request(0, 8192)) == alone.next_chunk(request(0, 8192))
+
+
+def test_a_new_model_is_planned_with_at_once() -> None:
+    made = planner()
+    made.next_chunk(request(0, 8192))
+    old = made.last_plan
+    made.install((KIMI,) * 4)
+    made.next_chunk(request(512, 8192 - 512))
+    assert made.last_plan is not old
+
+
+def test_a_preempted_prompt_that_comes_back_longer_is_planned_anew() -> None:
+    made = planner()
+    made.next_chunk(request(0, 4096))
+    made.next_chunk(request(0, 5000))
+    assert made.last_plan is not None
+    assert made.last_plan.span == (0, 5000)
+
+
+def test_without_a_model_prompts_are_cut_into_eighths_and_thirds() -> None:
+    made = planner(fitted=False)
+    assert serve(made, 4096, id=1) == [512] * 8
+    assert serve(made, 4096, id=2) == [1408, 1408, 1280]
+    assert made.next_chunk(request(0, 4096, id=3)).reason == "sweep"
+    assert serve(made, 200, id=4) == [200]
+    assert serve(made, 1024, id=5) == [128] * 8
+
+
+def test_exploration_leaves_no_tiny_tail() -> None:
+    made = planner(fitted=False)
+    for prompt in range(256, 3000, 97):
+        assert min(serve(made, prompt, id=prompt)) >= LIMITS.floor
+
+
+def test_uneven_stages_are_planned_by_the_slowest() -> None:
+    made = MakespanPlanner(LIMITS)
+    made.install((SERVED, SERVED, scaled(SERVED, 1.3)))
+    sizes = serve(made, 8192)
+    assert made.last_plan is not None
+    assert tuple(sizes) == made.last_plan.sizes
+    assert made.last_plan.target.lean != 0.0
+
+
+def test_a_prefill_that_must_be_whole_is_not_cut() -> None:
+    assert planner().next_chunk(request(0, 1500, whole=True)) == (1500, "whole_prompt")
+
+
+def test_forgotten_prompts_do_not_pile_up() -> None:
+    made = planner(fitted=False)
+    for id in range(MAX_PROMPTS + 5):
+        made.next_chunk(request(0, 1000, id=id))
+    assert len(made._prompts) == MAX_PROMPTS
+    made.forget(MAX_PROMPTS)
+    made.forget(-1)
+    assert len(made._prompts) == MAX_PROMPTS - 1

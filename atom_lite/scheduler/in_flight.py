@@ -88,7 +88,8 @@ class InFlight:
 def tokens_that_count(flight: Flight, result: StepResult) -> list[tuple[Sequence, int]]:
     """The drawn tokens of a landed flight whose sequence still awaits them, in row order.
 
-    Those of sequences that have finished or were preempted since the step was planned are dropped.
+    A sequence that has finished since awaits nothing. One that was preempted has a new epoch, and
+    what was drawn for an old one is never looked up.
 
     Raises:
         EngineError: a token that was to be drawn is missing.
@@ -96,8 +97,9 @@ def tokens_that_count(flight: Flight, result: StepResult) -> list[tuple[Sequence
     drawn = {(token.sequence_id, token.epoch): token.token_id for token in result.tokens}
     tokens = []
     for sequence, epoch, _, _, sample in flight.rows:
-        if not sample or sequence.epoch != epoch or not sequence.sample_in_flight:
+        if not sample or not sequence.sample_in_flight:
             continue
+        assert sequence.epoch == epoch, "a sequence was preempted with its token in flight"
         token_id = drawn.get((sequence.submission.sequence_id, epoch))
         if token_id is None:
             raise EngineError(

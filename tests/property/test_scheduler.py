@@ -237,15 +237,15 @@ def run(max_examples: int, steps: int, **fixed: Any) -> None:
 
 
 def test_any_load_keeps_every_rule_and_every_token() -> None:
-    run(60, 60)
+    run(40, 60)
 
 
 def test_chunked_prefill_on_one_stage_places_every_ready_decode() -> None:
-    run(60, 60, pipeline_depth=1, enable_chunked_prefill=True)
+    run(40, 60, pipeline_depth=1, enable_chunked_prefill=True)
 
 
 def test_a_tiny_pool_preempts_but_never_stalls_or_thrashes() -> None:
-    run(60, 60, num_blocks=6, block_size=4, max_num_seqs=6)
+    run(40, 60, num_blocks=6, block_size=4, max_num_seqs=6)
 
 
 @pytest.mark.full

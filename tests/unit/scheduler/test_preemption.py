@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from atom_lite.messages import SequenceEvent, TokensGenerated
+from atom_lite.messages import SequenceEvent, StepPlan, TokensGenerated
 from atom_lite.scheduler.scheduler import Scheduler
 from tests.fakes.scheduler_inputs import (
+    EOS,
     CappedChunks,
+    answer,
     finished,
     make_limits,
     make_submission,
@@ -157,20 +159,41 @@ def test_small_budget_and_pool_make_progress_with_few_preemptions() -> None:
     assert 1 <= scheduler.stats().num_preemptions <= len(messages)
 
 
-def test_a_sequence_with_a_decode_in_flight_is_awaited_instead_of_preempted() -> None:
-    scheduler = Scheduler(make_limits(num_blocks=5, pipeline_depth=2))
-    pipeline = VirtualPipeline(2, 5, 4)
-    messages = [make_submission(i, 7, 9, ignore_eos=True) for i in (1, 2)]
+def test_a_partial_prefill_waits_while_decodes_have_used_up_its_blocks() -> None:
+    scheduler = Scheduler(make_limits(num_blocks=12), planner=CappedChunks(2))
+    pipeline = VirtualPipeline(1, 12, 4)
+    messages = [make_submission(1, 4, 40, ignore_eos=True), make_submission(2, 37, 3)]
     for message in messages:
         scheduler.submit(message, 0.0)
     events: list[SequenceEvent] = []
-    while scheduler.has_work():
-        while (plan := scheduler.schedule(0.0)) is not None:
-            pipeline.send(plan)
-            scheduler.check_integrity()
+    waited = False
+    while (plan := scheduler.schedule(0.0)) is not None:
+        partial = bool(scheduler.stats().num_running == 2 and len(plan.rows) == 1)
+        waited |= partial and not plan.drops
+        pipeline.send(plan)
         result = pipeline.finish_oldest()
         assert result is not None
         events += scheduler.commit(result, 0.0)
-    assert {i: e.num_preemptions for i, e in finished(events).items()} == {1: 0, 2: 1}
-    for message in messages:
-        assert output_tokens(events)[message.sequence_id] == expected_output(message, 9)
+        scheduler.check_integrity()
+    assert waited and not scheduler.has_work()
+    outputs = output_tokens(events)
+    assert outputs[1] == expected_output(messages[0], 40)
+    assert outputs[2] == expected_output(messages[1], 3, frozenset({EOS}))
+
+
+def test_a_later_sequence_with_a_decode_in_flight_is_awaited_and_then_gives_way() -> None:
+    scheduler = Scheduler(make_limits(num_blocks=6, pipeline_depth=2))
+    scheduler.submit(make_submission(1, 8, 20), 0.0)
+    scheduler.submit(make_submission(2, 7, 20), 0.0)
+    in_flight: list[StepPlan] = []
+    for _ in range(20):
+        while (plan := scheduler.schedule(0.0)) is not None:
+            in_flight.append(plan)
+        if len(in_flight) == 1 and scheduler.stats().kv_usage == 1.0:
+            break  # 1 needs a block, 2 has the last one and a decode in flight
+        scheduler.commit(answer(in_flight.pop(0)), 0.0)
+    assert shape(in_flight[0]) == [(2, 1)]
+    scheduler.commit(answer(in_flight[0]), 0.0)
+    plan = scheduler.schedule(0.0)
+    assert shape(plan) == [(1, 1)] and plan is not None and plan.drops == [(2, 0)]
+    scheduler.check_integrity()

@@ -21,7 +21,8 @@ Measured with torch 2.13, gloo over tcp (and what follows from it):
 - a `wait` that times out closes the connection for good: hence no polling with short waits;
 - `abort` does not end a pending receive, and only a `wait` completes a Work: hence threads that
   wait, and buffers that are released by the peer's acknowledgement;
-- a second `wait` for the same gloo Work never ends;
+- a second `wait` for the same gloo Work never ends; a Work that is dropped before its transfer has
+  begun takes the transfer with it;
 - a receive may be posted larger than what is sent; a smaller one aborts the process.
 """
 

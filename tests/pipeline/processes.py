@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -29,10 +28,56 @@ from tests.pipeline.stage_process import (
     run_stage,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 START_SECONDS = 90
+
+
+class Nursery:
+    """Starts stage processes quickly; see `stage_process`."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.pipeline.stage_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def ask(self, line: str) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(line, file=self._process.stdin, flush=True)
+        return self._process.stdout.readline().strip()
+
+    def start(self, spec: Spec) -> StageHandle:
+        return StageHandle(self, int(self.ask(f"start {msgspec.json.encode(spec).decode()}")))
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+class StageHandle:
+    """One stage process."""
+
+    def __init__(self, nursery: Nursery, pid: int) -> None:
+        self._nursery = nursery
+        self.pid = pid
+        self._exit_code: int | None = None
+
+    def wait(self, seconds: float) -> int:
+        if self._exit_code is None:
+            answer = self._nursery.ask(f"wait {self.pid} {seconds}")
+            assert answer != "running", f"process {self.pid} still runs after {seconds} s"
+            self._exit_code = int(answer)
+        return self._exit_code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self._exit_code is None
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        if self._exit_code is None:
+            os.kill(self.pid, signal.SIGKILL)
 
 
 class Pipeline:
@@ -40,6 +85,7 @@ class Pipeline:
 
     def __init__(
         self,
+        nursery: Nursery,
         num_stages: int,
         *,
         tensor_parallel_size: int = 1,
@@ -54,7 +100,7 @@ class Pipeline:
         self._store = open_store(rendezvous, self.topology)
         rendezvous = dataclasses.replace(rendezvous, port=self._store.port)
         self.stages = {
-            rank: start_rank(
+            rank: nursery.start(
                 Spec(dataclasses.replace(self.topology, rank=rank), rendezvous, timing)
             )
             for rank in self.topology.follower_ranks
@@ -106,15 +152,3 @@ class Pipeline:
         for process in self.stages.values():
             process.kill()
             process.wait(30)
-
-
-def start_rank(spec: Spec, module: str = "tests.pipeline.stage_process") -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", module, msgspec.json.encode(spec).decode()],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-
-
-def stop(processes: Iterable[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        process.send_signal(signal.SIGSTOP)

@@ -1,10 +1,15 @@
-"""A follower stage without a model: `python -m tests.pipeline.stage_process SPEC` (SPEC is JSON).
+"""Follower stages without a model, as processes: `python -m tests.pipeline.stage_process`.
 
-It has the shape of the real one: the main thread takes plans and posts receives, a second thread
-"runs the model" (here: a roll of the rows, which keeps every bit) and passes the tensor on. A plan
-is a `Step` as JSON, padded with spaces; it says what happens, also which stage raises or hangs.
+The process that this starts is a nursery: it imports torch once (seconds) and forks a stage for
+each line `start SPEC` on standard input (SPEC is JSON), answering with its process id; to
+`wait PID SECONDS` it answers with the exit code, or `running`.
 
-Exit codes: 0 after the head closed, 1 after a step raised, 3 when the head is gone.
+A stage has the shape of the real one: the main thread takes plans and posts receives, a second
+thread "runs the model" (here: a roll of the rows, which keeps every bit) and passes the tensor on.
+A plan is a `Step` as JSON, padded with spaces; it says what happens, also which stage raises or
+hangs.
+
+Exit codes of a stage: 0 after the head closed, 1 after a step raised, 3 when the head is gone.
 """
 
 from __future__ import annotations
@@ -71,9 +76,7 @@ def hidden_states(step: Step) -> torch.Tensor:
 
 
 def digest(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(
-        bytes(tensor.contiguous().view(torch.uint8).flatten().tolist())
-    ).hexdigest()
+    return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def run_stage(tensor: torch.Tensor, stage: int) -> torch.Tensor:
@@ -108,7 +111,7 @@ class Stage:
             print(error, file=sys.stderr)
             return 3
         self._steps.put(None)
-        self._forward.join(5)
+        self._forward.join(1)  # it may wait in gloo for a neighbour that hangs
         self._link.close()
         return 0
 
@@ -137,9 +140,7 @@ class Stage:
             self._link.send_result(step_id, outcome + b" " * step.result_bytes)
 
 
-def main() -> int:
-    torch.set_num_threads(1)
-    spec = msgspec.json.decode(sys.argv[1].encode(), type=Spec)
+def run_follower(spec: Spec) -> int:
     store = open_store(spec.rendezvous, spec.topology)
     groups = open_groups(spec.topology, store, spec.rendezvous, data_backend="gloo")
     link = DistributedStageLink(spec.topology, groups, timing=spec.timing)
@@ -152,7 +153,41 @@ def main() -> int:
     return Stage(spec.topology, link, hidden).run()
 
 
+def fork_stage(spec: Spec) -> int:
+    """Start a stage; its process id."""
+    if (pid := os.fork()) != 0:
+        return pid
+    code = 70
+    try:
+        code = run_follower(spec)
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def exit_code(pid: int, seconds: float) -> int | None:
+    """Wait for a stage to end; None when the time is over."""
+    deadline = time.monotonic() + seconds
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.005)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        command, _, argument = line.partition(" ")
+        if command == "start":
+            print(fork_stage(msgspec.json.decode(argument, type=Spec)), flush=True)
+        else:
+            pid, seconds = argument.split()
+            code = exit_code(int(pid), float(seconds))
+            print("running" if code is None else code, flush=True)
+
+
 if __name__ == "__main__":
-    code = main()
-    sys.stderr.flush()
-    os._exit(code)
+    main()

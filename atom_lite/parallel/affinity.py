@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -95,6 +93,9 @@ def pin_process(share: Sequence[Cpu], *, num_threads: int | None = None) -> None
                 os.sched_setaffinity(int(task.name), numbers)
             except ProcessLookupError:  # a thread that ended meanwhile
                 continue
+    # here, so that a process without torch (the launcher) can use the rest of this module
+    import torch
+
     torch.set_num_threads(num_threads or num_physical_cores(share))
 
 

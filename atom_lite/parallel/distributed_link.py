@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from atom_lite.parallel.groups import Groups
     from atom_lite.parallel.topology import Topology
 
+# The cause comes first; after it, every rank reports that its neighbour is gone.
+_MAX_FAILURES_TOLD = 4
+
 
 class DistributedHeadLink:
     """See HeadLink. Made in the head's process once its groups are open.
@@ -93,7 +96,7 @@ class DistributedHeadLink:
         if not self._failures:
             return results
         if not results:
-            raise PipelineError("; ".join(self._failures))
+            raise PipelineError("; ".join(list(self._failures)[:_MAX_FAILURES_TOLD]))
         self._wake()  # so that the caller comes back for the failure
         return results
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store, Work  # type: ignore[attr-defined]
 
+    from atom_lite.parallel.rendezvous import Rendezvous
     from atom_lite.parallel.topology import Topology
 
 
@@ -61,27 +62,6 @@ class TransferGroup(Protocol):
     def recv(self, tensors: list[torch.Tensor], srcRank: int, tag: int, /) -> Work:  # noqa: N803
         """Start to receive into the tensor, which is written until the Work has been waited for."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendezvous:
-    """Where the ranks meet, and how long they are patient.
-
-    Args:
-        address: address of the head's store, as all ranks can reach it.
-        port: its port; the head may say 0 to take a free one (see `open_store`).
-        startup_seconds: most that a rank waits for the others to come up.
-        group_seconds: timeout of each group: the age at which any pending transfer fails.
-        hosts_store: whether the head opens the store; False where torchrun's agent holds it.
-        prefix: keys are put under this name, so that a restarted run finds no old ones.
-    """
-
-    address: str = "127.0.0.1"
-    port: int = 0
-    startup_seconds: float = 300.0
-    group_seconds: float = 1800.0
-    hosts_store: bool = True
-    prefix: str = "atom_lite"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -175,7 +175,7 @@ class PeerChannel:
                 pass
         except PipelineError as error:
             self._lose(str(error))
-        except RuntimeError as error:
+        except Exception as error:  # noqa: BLE001  a thread that just ended would go unnoticed
             self._lose(gloo_reason(error))
 
     def _receive(self, frame: bytearray, tensor: torch.Tensor) -> bool:
@@ -239,7 +239,7 @@ class Pulse:
                 channel.tick(self._hang_ticks)
 
 
-def gloo_reason(error: RuntimeError) -> str:
+def gloo_reason(error: Exception) -> str:
     """The core of a gloo error: without source lines, addresses and advice."""
     text = re.sub(r"\[[^]]*\]:?\d*:?", "", str(error)).strip()
     first_sentence = re.split(r"[.\n]", text, maxsplit=1)[0]

@@ -15,8 +15,9 @@ import torch
 
 from atom_lite.parallel.distributed_hidden import DistributedHiddenLink
 from atom_lite.parallel.distributed_link import DistributedHeadLink
-from atom_lite.parallel.groups import Rendezvous, open_groups, open_store
+from atom_lite.parallel.groups import open_groups, open_store
 from atom_lite.parallel.link import LinkTiming
+from atom_lite.parallel.rendezvous import Rendezvous
 from atom_lite.parallel.topology import Topology
 from tests.pipeline.stage_process import (
     MAX_SENDS_IN_FLIGHT,

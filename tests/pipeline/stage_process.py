@@ -29,8 +29,9 @@ import torch
 
 from atom_lite.parallel.distributed_hidden import DistributedHiddenLink
 from atom_lite.parallel.distributed_link import DistributedStageLink
-from atom_lite.parallel.groups import Rendezvous, open_groups, open_store
+from atom_lite.parallel.groups import open_groups, open_store
 from atom_lite.parallel.link import LinkTiming, PipelineError
+from atom_lite.parallel.rendezvous import Rendezvous
 from atom_lite.parallel.topology import Topology
 
 if TYPE_CHECKING:

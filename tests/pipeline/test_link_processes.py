@@ -21,7 +21,7 @@ import pytest
 from atom_lite.parallel.link import LinkTiming, PipelineError
 from atom_lite.parallel.wire import INLINE_BYTES
 from tests.pipeline.processes import Nursery, Pipeline
-from tests.pipeline.stage_process import Step
+from tests.pipeline.stage_process import MAX_SENDS_IN_FLIGHT, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,6 +76,18 @@ def test_steps_run_in_order_and_bit_for_bit_under_random_sizes_and_delays(
                 results += pipeline.wait_for_results(1)
             pipeline.start(step_id, step, padding=draw.choice([0, 0, INLINE_BYTES, 300_000]))
         results += pipeline.wait_for_results(len(steps) - len(results))
+        assert results == [(i, pipeline.expected(step)) for i, step in enumerate(steps)]
+        assert set(pipeline.close().values()) == {0}
+
+
+def test_sends_do_not_wait_for_the_receiver_to_finish_its_step(nursery: Nursery) -> None:
+    with running(Pipeline(nursery, 2)) as pipeline:
+        steps = [Step(shape=(512, 576), seed=step_id) for step_id in range(MAX_SENDS_IN_FLIGHT + 3)]
+        steps[0].delays = {1: 2.0}
+        for step_id, step in enumerate(steps):
+            pipeline.start(step_id, step)  # more than may be unsent: so they have arrived
+        assert pipeline.link.poll_results() == []  # while the stage is still in step 0
+        results = pipeline.wait_for_results(len(steps))
         assert results == [(i, pipeline.expected(step)) for i, step in enumerate(steps)]
         assert set(pipeline.close().values()) == {0}
 

@@ -10,9 +10,10 @@ import torch
 
 from atom_lite.parallel.distributed_hidden import DistributedHiddenLink
 from atom_lite.parallel.distributed_link import DistributedHeadLink, DistributedStageLink
-from atom_lite.parallel.groups import Groups, Rendezvous, open_groups, open_store
+from atom_lite.parallel.groups import Groups, open_groups, open_store
 from atom_lite.parallel.link import HeadLink, HiddenLink, LinkTiming, StageLink
 from atom_lite.parallel.memory_link import MemoryPipeline
+from atom_lite.parallel.rendezvous import Rendezvous
 from atom_lite.parallel.topology import Topology
 
 FAST = LinkTiming(heartbeat_seconds=0.05, hang_seconds=30, close_seconds=10)

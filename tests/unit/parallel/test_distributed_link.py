@@ -130,6 +130,7 @@ class Recorder:
     def __init__(self, groups: dict[int, Groups]) -> None:
         self.lost: list[str] = []
         self.bodies: list[bytes] = []
+        self.fault: Exception | None = None
         self.got = threading.Condition()
         down, up = groups[0].plans, groups[0].results
         self.near = PeerChannel(
@@ -141,6 +142,8 @@ class Recorder:
         )
 
     def _note(self, header: Header, body: bytes) -> bool:
+        if self.fault is not None:
+            raise self.fault
         with self.got:
             self.bodies.append(body)
             self.got.notify_all()
@@ -183,6 +186,15 @@ def test_silence_is_counted_in_beats_and_any_message_ends_it(groups: dict[int, G
     assert ends.lost == ["it has stopped answering"]
     ends.near.tick(3)
     assert len(ends.lost) == 1
+
+
+def test_a_receiver_that_breaks_is_a_loss_not_a_silent_end(groups: dict[int, Groups]) -> None:
+    ends = Recorder(groups)
+    ends.far.start()
+    ends.fault = ValueError("planted")
+    ends.near.send(FrameKind.PLAN)
+    assert ends.far.join(10)
+    assert ends.lost == ["planted"]
 
 
 def test_nothing_follows_a_goodbye(groups: dict[int, Groups]) -> None:

@@ -6,8 +6,9 @@ import socket
 import pytest
 
 from atom_lite.errors import ConfigError
-from atom_lite.parallel.groups import Rendezvous, open_groups, open_store
+from atom_lite.parallel.groups import open_groups, open_store
 from atom_lite.parallel.link import PipelineError
+from atom_lite.parallel.rendezvous import Rendezvous
 from atom_lite.parallel.topology import Topology
 from tests.unit.parallel.link_sets import open_all_groups
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from atom_lite.errors import ConfigError
@@ -58,3 +61,11 @@ def test_numbers_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         Topology(num_stages=num_stages, tensor_parallel_size=tensor_parallel_size, rank=number)
+
+
+def test_what_a_launcher_needs_does_not_import_torch() -> None:
+    modules = [
+        f"atom_lite.parallel.{name}" for name in ("affinity", "link", "rendezvous", "topology")
+    ]
+    code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

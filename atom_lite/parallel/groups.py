@@ -126,23 +126,36 @@ def open_groups(
     """
     store = PrefixStore(rendezvous.prefix, store)
     _wait_for_all(topology, store, rendezvous)
-    timeout = timedelta(seconds=rendezvous.group_seconds)
-    device = _gloo_device(rendezvous.address)
+    try:
+        return _connect(topology, store, rendezvous, data_backend)
+    except RuntimeError as error:
+        raise PipelineError(
+            f"{topology.describe(topology.rank)} cannot connect to the others: {error}"
+        ) from error
 
-    def make(backend: str, name: str, rank: int, size: int) -> TransferGroup:
-        prefixed = PrefixStore(name, store)
-        if backend == "nccl":
-            return _nccl_group(prefixed, rank, size, timeout)
-        return _gloo_group(prefixed, rank, size, timeout, device)
+
+def _connect(topology: Topology, store: Store, rendezvous: Rendezvous, data_backend: str) -> Groups:
+    timeout = timedelta(seconds=rendezvous.group_seconds)
+    control_device = _gloo_device(rendezvous.address)
+    # a device is an I/O thread: a large tensor on its way must not hold up a plan
+    data_device = _gloo_device(rendezvous.address)
+
+    def control(name: str) -> TransferGroup:
+        named_store = PrefixStore(name, store)
+        return _gloo_group(named_store, topology.rank, topology.world_size, timeout, control_device)
 
     def hop(sender: int | None, receiver: int | None) -> TransferGroup | None:
         if sender is None or receiver is None:
             return None
-        return make(data_backend, f"hidden/{sender}", int(topology.rank == receiver), 2)
+        named_store = PrefixStore(f"hidden/{sender}", store)
+        rank = int(topology.rank == receiver)
+        if data_backend == "nccl":
+            return _nccl_group(named_store, rank, 2, timeout)
+        return _gloo_group(named_store, rank, 2, timeout, data_device)
 
     return Groups(
-        plans=make("gloo", "plans", topology.rank, topology.world_size),
-        results=make("gloo", "results", topology.rank, topology.world_size),
+        plans=control("plans"),
+        results=control("results"),
         # both ends connect in here: from the first stage on, so that the chain cannot lock up
         incoming_hidden=hop(topology.previous_rank, topology.rank),
         outgoing_hidden=hop(topology.rank, topology.next_rank),
@@ -184,7 +197,7 @@ def _gloo_device(address: str) -> ProcessGroupGloo.Device:
     """The network interface that leads to the head, or the one that the user names.
 
     gloo's own default asks what the host's name resolves to, which is 127.0.1.1 on many machines:
-    unreachable from other hosts. One device, so one I/O thread, serves all groups of the process.
+    unreachable from other hosts.
     """
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return ProcessGroupGloo.create_default_device()

@@ -53,6 +53,14 @@ def test_a_rank_that_does_not_come_up_is_named() -> None:
         open_groups(HEAD, store, rendezvous, data_backend="gloo")
 
 
+def test_a_rank_that_dies_while_connecting_is_told() -> None:
+    rendezvous = Rendezvous(group_seconds=0.5)
+    store = open_store(rendezvous, HEAD)
+    store.set(f"{rendezvous.prefix}/here/1", "1")  # it came up, and then was seen no more
+    with pytest.raises(PipelineError, match="stage 0 cannot connect to the others"):
+        open_groups(HEAD, store, rendezvous, data_backend="gloo")
+
+
 def test_each_rank_gets_the_hops_that_it_has() -> None:
     groups = open_all_groups(Topology(num_stages=3, rank=0))
     assert [

@@ -38,11 +38,13 @@ class Target(NamedTuple):
         lean: how the target moves along the prompt, `seconds * (1 + lean*(share - 1/2))`; 0 for
             equal stages.
         last_tokens: size of a last chunk made small on purpose, 0 for none.
+        most_tokens: a bound on every chunk, 0 for none; with a high target, fixed chunks.
     """
 
     seconds: float
     lean: float = 0.0
     last_tokens: int = 0
+    most_tokens: int = 0
 
 
 def next_size(
@@ -90,7 +92,8 @@ def _sizes(
     model: LatencyModel, span: Span, position: int, target: Target, limits: PlanLimits
 ) -> Iterator[int]:
     """Chunk sizes from `position` to the span's end."""
-    align, most, floor = limits.align, limits.most, limits.floor
+    align, floor = limits.align, limits.floor
+    most = min(target.most_tokens or limits.most, limits.most)
     level, lean = target.seconds, target.lean
     constant, per_prefix = model.constant_seconds, model.prefix_seconds_per_token
     end = span.end - target.last_tokens

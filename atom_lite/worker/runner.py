@@ -74,11 +74,9 @@ class Runner:
         self._device = torch.device(info.device)
         self._timer = timer_for(self._device)
         self._sampler = Sampler(vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids)
-        self._table = SequenceTable(
-            max_model_len=info.max_model_len,
-            block_size=config.cache.block_size,
-            num_rows=config.scheduler.max_num_seqs,
-        )
+        self._num_rows = config.scheduler.max_num_seqs
+        self._block_size = config.cache.block_size
+        self.reset()
 
     @classmethod
     def load(cls, config: Config) -> Runner:
@@ -122,6 +120,14 @@ class Runner:
             memory_bytes={"weights": decoder.weight_bytes(), "kv_cache": pool.num_bytes},
         )
         return cls(config, info, decoder, pool)
+
+    def reset(self) -> None:
+        """Forget every sequence, so that another scheduler may drive this runner from its start."""
+        self._table = SequenceTable(
+            max_model_len=self.info.max_model_len,
+            block_size=self._block_size,
+            num_rows=self._num_rows,
+        )
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from atom_lite.config import Config, ModelConfig, SchedulerConfig
+from atom_lite.config import CacheConfig, Config, ModelConfig, SchedulerConfig
 from atom_lite.engine.in_process import Engine
 from atom_lite.engine.limits import engine_ready, scheduler_limits
 from atom_lite.messages import SamplingParams
@@ -155,10 +155,15 @@ def test_tokens_equal_the_oracle_with_prefix_hits(runner: Runner, cases: list[Ca
     assert_exact(some + some, outputs)
 
 
-def test_tokens_equal_the_oracle_under_forced_preemption(runner: Runner, cases: list[Case]) -> None:
+def test_tokens_equal_the_oracle_under_forced_preemption(cases: list[Case]) -> None:
+    config = dataclasses.replace(CONFIG, cache=CacheConfig(block_size=4))
+    small_blocks = Runner.load(config)
     short = [case for case in cases if 10 < len(case.prompt) < 120]
-    blocks = max(len(case.prompt) + OUTPUT_TOKENS for case in short) // 16 + 2
-    outputs = run(runner, short, limits(runner, num_blocks=blocks, enable_prefix_caching=False))
+    pool = (max(len(case.prompt) for case in short) + OUTPUT_TOKENS) // 4 + 2
+    tight = dataclasses.replace(
+        scheduler_limits(config, small_blocks.info), num_blocks=pool, enable_prefix_caching=False
+    )
+    outputs = run(small_blocks, short, tight)
     assert run.stats.num_preemptions > 0  # type: ignore[attr-defined]
     assert_exact(short, outputs)
 

@@ -6,7 +6,6 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from atom_lite.scheduler.scheduler import SchedulerLimits
 
 from atom_lite.engine.in_process import Engine
 from atom_lite.errors import EngineError
@@ -17,6 +16,7 @@ from atom_lite.messages import (
     StepPlan,
     TokensGenerated,
 )
+from atom_lite.scheduler.scheduler import SchedulerLimits
 from tests.fakes.counting_runner import FIRST_TOKEN, CountingRunner
 
 if TYPE_CHECKING:

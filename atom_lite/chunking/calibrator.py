@@ -40,6 +40,7 @@ FIRST_FIT_SAMPLES = 12
 LOOK_AGAIN_SAMPLES = 4
 REFIT_SAMPLES = 16
 MAX_BACK_OFF_SAMPLES = 512
+REFRESH_DECODES = 64
 YOUNG_ROWS = 48
 MIXTURE_RATIO = 1.5
 MIXTURE_SLACK = 0.02
@@ -74,6 +75,11 @@ class _Stage:
         decode = fit_decode(list(self.eager_decodes))
         return fit_prefill(list(self.prefill_rows), decode, self.model)
 
+    def refresh_decodes(self) -> None:
+        decode = fit_decode(list(self.eager_decodes))
+        if self.model is not None and decode is not None:
+            self.model = self.model.with_decodes(*decode)
+
     def install(self, model: LatencyModel, quality: FitQuality | None) -> None:
         self.model = model
         if quality is not None:
@@ -94,6 +100,7 @@ class Calibrator:
         self.num_refused = 0
         self.num_installed = 0
         self._fresh = 0  # prefill samples since the last attempt
+        self._fresh_decodes = 0
         self._back_off = FIRST_FIT_SAMPLES
         self._refine_after = REFIT_SAMPLES
         self._errors: deque[float] = deque(maxlen=RECENT_ERRORS)
@@ -131,6 +138,8 @@ class Calibrator:
             Lines for the log. After an "installed" one `models` has changed.
         """
         if not self.keep(sample):
+            if self._fresh_decodes >= REFRESH_DECODES:
+                self._refresh_decodes()
             return []
         drifted = self._compare(sample)
         self._fresh += 1
@@ -150,6 +159,12 @@ class Calibrator:
             return False
         self._keep_prefill(sample)
         return True
+
+    def _refresh_decodes(self) -> None:
+        """Bring decode terms up to date; prompts may be rare where decodes are many."""
+        self._fresh_decodes = 0
+        for stage in self._stages:
+            stage.refresh_decodes()
 
     def attempt_now(self) -> list[Notice]:
         """Fit with what there is; after a startup sweep."""
@@ -178,6 +193,7 @@ class Calibrator:
     def _keep_decode(self, sample: StepSample) -> None:
         if sample.is_graph_replay or sample.decode_rows == 0:
             return
+        self._fresh_decodes += 1
         for stage, seconds in zip(self._stages, sample.stage_seconds, strict=True):
             stage.eager_decodes.append(
                 DecodeRow(sample.decode_rows, sample.decode_context_tokens, seconds)

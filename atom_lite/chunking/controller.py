@@ -209,7 +209,7 @@ class FittedController:
     ) -> list[Notice]:
         """Start from a saved profile; there is no startup sweep then."""
         notices = self._calibrator.adopt(models, qualities)
-        self._hand_over(notices)
+        self._hand_over()
         return notices
 
     def startup(self) -> StartupSweep | None:
@@ -228,7 +228,7 @@ class FittedController:
     def record(self, sample: StepSample) -> list[Notice]:
         """Take the times of all stages."""
         notices = self._calibrator.record(sample)
-        self._hand_over(notices)
+        self._hand_over()
         return notices
 
     def end_step(self) -> list[Notice]:
@@ -248,10 +248,10 @@ class FittedController:
 
     def _finish_startup(self) -> list[Notice]:
         notices = self._calibrator.attempt_now()
-        self._hand_over(notices)
+        self._hand_over()
         return notices
 
-    def _hand_over(self, notices: list[Notice]) -> None:
+    def _hand_over(self) -> None:
         models = self._calibrator.models
-        if notices and models is not None:
+        if models is not None:
             self.planner.install(models)

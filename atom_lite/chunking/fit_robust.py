@@ -5,8 +5,8 @@ terms come from prefill-dominated steps, d0 and d1 from decode-only steps. A col
 cannot tell apart from the others is left out or held by a prior, and the fit says how good it is.
 
     prefill row   [1, sum L, sum x, sum area]     what is left after the decode terms
-    decode row    [1, D, K]
-
+    decode row    [1, D, K]                       a device that replays graphs has none: then D
+                                                  and K join the prefill rows' columns
 Pure and bounded: at most a thousand rows, a few milliseconds. Runs in the head process.
 """
 
@@ -32,6 +32,7 @@ MIN_PREFILL_ROWS = 12
 MIN_PREFIXES = 3
 MIN_CHUNK_SIZES = 2
 MIN_DECODE_ROWS = 8
+MIN_RIDING_ROWS = 16  # prefill steps with decodes, and as many without
 MIN_SIZE_RATIO = 1.5  # between the largest and the smallest chunk
 MAX_RELATIVE_ERROR = 0.30  # median; 15 % noise passes, a formula that does not fit does not
 MAX_STDERR = 0.10  # of the prediction at the worst sampled shape, relative
@@ -88,10 +89,14 @@ class FitQuality:
         return math.hypot(self.sigma, self.stderr)
 
 
-def fit_decode(rows: Sequence[DecodeRow]) -> DecodeTerms:
-    """d0 and d1 from decode-only steps; a term that the rows do not show is 0."""
+def fit_decode(rows: Sequence[DecodeRow]) -> DecodeTerms | None:
+    """d0 and d1 from decode-only steps; a term that the rows do not show is 0.
+
+    Returns:
+        None where there are too few such steps, as with a device that replays graphs for them.
+    """
     if len(rows) < MIN_DECODE_ROWS:
-        return DecodeTerms()
+        return None
     table = np.asarray(rows, dtype=np.float64)
     design, measured = table[:, :2], table[:, 2]
     kept = [column for column in (0, 1) if _varies(design[:, column])]
@@ -108,13 +113,14 @@ def fit_decode(rows: Sequence[DecodeRow]) -> DecodeTerms:
 
 
 def fit_prefill(
-    rows: Sequence[PrefillRow], decode: DecodeTerms, prior: LatencyModel | None = None
+    rows: Sequence[PrefillRow], decode: DecodeTerms | None, prior: LatencyModel | None = None
 ) -> tuple[LatencyModel, FitQuality]:
     """c, gamma, b and a from prefill-dominated steps.
 
     Args:
         rows: at most a thousand.
-        decode: taken off each row before the fit, and kept in the model.
+        decode: taken off each row before the fit, and kept in the model. None fits them to these
+            rows too, as far as decodes ride along in enough of them.
         prior: an accepted model of the same stage. With it rows need not be diverse: what they
             cannot tell stays where it was, scaled by how much slower everything has become.
 
@@ -126,6 +132,7 @@ def fit_prefill(
         _require_diversity(table)
     elif len(table) < MIN_PREFILL_ROWS:
         raise FitRefused("samples", f"{len(table)} prefill steps, {MIN_PREFILL_ROWS} are needed")
+    decode = decode or _riding_decodes(table)
     prefix, new, area, num_rows, context, seconds = table.T
     rest = seconds - decode.row_seconds * num_rows - decode.context_seconds_per_token * context
     # A noisy step may take less than its decodes alone should; it says nothing about prefill.
@@ -146,10 +153,21 @@ def fit_prefill(
         prefix_seconds_per_token=per_prefix,
         linear_seconds_per_token=linear,
         attention_seconds_per_area=attention,
-        decode_row_seconds=decode.row_seconds,
-        decode_context_seconds_per_token=decode.context_seconds_per_token,
     )
-    return model, quality
+    return model.with_decodes(*decode), quality
+
+
+def _riding_decodes(table: Array) -> DecodeTerms:
+    """d0 and d1 from the decodes that ride along with prefills, fitted with everything else."""
+    prefix, new, area, num_rows, context, seconds = table.T
+    with_decodes = int(np.count_nonzero(num_rows))
+    if min(with_decodes, len(table) - with_decodes) < MIN_RIDING_ROWS:
+        return DecodeTerms()
+    design = np.column_stack((np.ones_like(new), prefix, new, area, num_rows, context))
+    if not _separable(design[:, 4:]):
+        design[:, 4] = 0.0
+    coefficients = robust_nonnegative(design, seconds).coefficients
+    return DecodeTerms(float(coefficients[4]), float(coefficients[5]))
 
 
 def _require_diversity(table: Array) -> None:

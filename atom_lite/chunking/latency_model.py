@@ -13,7 +13,7 @@ the decode terms.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -78,6 +78,18 @@ class LatencyModel:
             prefix_seconds_per_token=gamma / MILLISECONDS_PER_SECOND,
             linear_seconds_per_token=b / MILLISECONDS_PER_SECOND,
             attention_seconds_per_area=a / MILLISECONDS_PER_SECOND,
+        )
+
+    def without_decodes(self) -> LatencyModel:
+        """The prefill part alone: all that a prompt's plan depends on."""
+        return replace(self, decode_row_seconds=0.0, decode_context_seconds_per_token=0.0)
+
+    def with_decodes(self, row_seconds: float, context_seconds_per_token: float) -> LatencyModel:
+        """The same prefill part with other decode terms."""
+        return replace(
+            self,
+            decode_row_seconds=row_seconds,
+            decode_context_seconds_per_token=context_seconds_per_token,
         )
 
     def describe(self) -> str:

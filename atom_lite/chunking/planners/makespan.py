@@ -50,10 +50,11 @@ class MakespanPlanner:
 
     def install(self, models: Sequence[LatencyModel]) -> None:
         """Plan with these models, one per stage, from the next chunk on."""
-        if self._pipeline is not None and self._pipeline.models == tuple(models):
-            return
+        prefill = tuple(model.without_decodes() for model in models)
+        if self._pipeline is not None and self._pipeline.models == prefill:
+            return  # plans stay: they do not depend on decode terms
         self._pipeline = Pipeline(
-            models=tuple(models),
+            models=prefill,
             limits=self._limits,
             transfer_seconds_per_token=self._transfer_seconds_per_token,
         )

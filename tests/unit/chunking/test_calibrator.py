@@ -175,6 +175,19 @@ def test_decode_terms_come_from_decode_only_steps() -> None:
     assert model.decode_context_seconds_per_token == pytest.approx(2e-7, rel=0.15)
 
 
+def test_decode_terms_are_brought_up_to_date_between_prompts() -> None:
+    machine = Machine(WITH_DECODES, noise=0.01)
+    machine.prompts((1024, 2816, 512))
+    before = machine.calibrator.models
+    assert before is not None
+    assert before[0].decode_row_seconds == 0.0
+    machine.decode(100)
+    after = machine.calibrator.models
+    assert after is not None
+    assert after[0].decode_row_seconds == pytest.approx(0.001, rel=0.15)
+    assert after[0].without_decodes() == before[0]
+
+
 def test_graph_replays_say_nothing_about_eager_decodes() -> None:
     machine = Machine(WITH_DECODES, noise=0.01)
     for rows in range(1, 40):

@@ -150,13 +150,16 @@ def test_decode_rows_give_d0_and_d1() -> None:
 
 def test_decode_terms_that_never_vary_are_left_out() -> None:
     assert fit_decode([DecodeRow(1, 500, 0.02)] * 20) == DecodeTerms()
-    assert fit_decode([DecodeRow(1, 500, 0.02)] * 3) == DecodeTerms()
+    assert fit_decode([DecodeRow(1, 500, 0.02)] * 3) is None
     same_length = [DecodeRow(n, 1000 * n, 0.02 + 0.001 * n) for n in range(1, 20)]
     terms = fit_decode(same_length)
+    assert terms is not None
     assert terms.row_seconds == 0.0
     assert terms.context_seconds_per_token == pytest.approx(1e-6, rel=1e-3)
     growing = [DecodeRow(4, 1000 * n, 0.02 + 1e-6 * 1000 * n) for n in range(1, 20)]
-    assert fit_decode(growing).row_seconds == 0.0
+    grown = fit_decode(growing)
+    assert grown is not None
+    assert grown.row_seconds == 0.0
 
 
 def test_a_fit_of_the_most_rows_takes_milliseconds() -> None:
@@ -172,3 +175,22 @@ def test_a_fit_of_the_most_rows_takes_milliseconds() -> None:
         fit_prefill(rows, NO_DECODES)
         best = min(best, time.process_time() - start)
     assert best < 0.03
+
+
+def test_decodes_that_ride_along_give_their_terms_where_no_step_holds_decodes_only() -> None:
+    rng = random.Random(3)
+    rows = []
+    for row in rows_of() + rows_of():
+        num = rng.choice((0, 0, 8, 16, 32))
+        context = num * rng.randint(100, 4000)
+        seconds = row.seconds + 0.001 * num + 2e-7 * context
+        rows.append(row._replace(decode_rows=num, decode_context_tokens=context, seconds=seconds))
+    model, _ = fit_prefill(rows, None)
+    assert model.decode_row_seconds == pytest.approx(0.001, rel=0.01)
+    assert model.decode_context_seconds_per_token == pytest.approx(2e-7, rel=0.01)
+    assert model.without_decodes().describe() == SERVED.describe()
+
+
+def test_prefills_without_decodes_say_nothing_about_them() -> None:
+    model, _ = fit_prefill(rows_of(), None)
+    assert model.decode_row_seconds == 0.0

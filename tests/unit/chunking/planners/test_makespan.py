@@ -146,10 +146,10 @@ def test_forgotten_prompts_do_not_pile_up() -> None:
     assert len(made._prompts) == MAX_PROMPTS - 1
 
 
-def test_the_same_models_again_keep_the_plans() -> None:
+def test_the_same_prefill_terms_again_keep_the_plans() -> None:
     made = planner()
     made.next_chunk(request(0, 8192))
     searched = made.last_plan
-    made.install((SERVED,) * 4)
+    made.install((SERVED.with_decodes(0.001, 1e-7),) * 4)  # plans do not depend on decode terms
     made.next_chunk(request(512, 8192 - 512))
     assert made.last_plan is searched

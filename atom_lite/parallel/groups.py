@@ -1,6 +1,6 @@
 """How the ranks find each other, and the torch.distributed groups that they then share.
 
-Four groups, so that no two kinds of traffic, and no two threads, ever meet in one:
+Four groups, each with one kind of traffic in one direction:
 
     plans             all ranks   gloo          head -> followers
     results           all ranks   gloo          followers -> head
@@ -9,6 +9,8 @@ Four groups, so that no two kinds of traffic, and no two threads, ever meet in o
 
 Control is gloo also where data is NCCL, which cannot carry CPU tensors. Each hop has a group of its
 own: with NCCL that is one communicator for each direction and pair, used by one thread at each end.
+With gloo a transfer may be started from any thread; those to one peer are started one at a time,
+and on each connection one thread waits for what comes.
 
 The groups are made directly on a store and not through `init_process_group`, so they touch no
 global state: closing them needs no collective (which a dead peer would block), and several ranks

@@ -21,7 +21,7 @@ import pytest
 from atom_lite.parallel.link import LinkTiming, PipelineError
 from atom_lite.parallel.wire import INLINE_BYTES
 from tests.pipeline.processes import Nursery, Pipeline
-from tests.pipeline.stage_process import MAX_SENDS_IN_FLIGHT, Step
+from tests.pipeline.stage_process import MAX_SENDS_IN_FLIGHT, Outcome, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +70,7 @@ def test_steps_run_in_order_and_bit_for_bit_under_random_sizes_and_delays(
     draw = random.Random(num_stages)
     with running(Pipeline(nursery, num_stages)) as pipeline:
         steps = [random_step(draw, num_stages) for _ in range(60)]
-        results = []
+        results: list[tuple[int, Outcome]] = []
         for step_id, step in enumerate(steps):
             if step_id - len(results) > num_stages:
                 results += pipeline.wait_for_results(1)

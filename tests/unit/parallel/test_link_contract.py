@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -185,7 +186,7 @@ def test_hidden_states_arrive_bit_for_bit(
     for step_id, tensor in enumerate(sent):
         if posted_first:
             receives.append(links.hidden[1].post_receive(step_id, tuple(tensor.shape), dtype))
-        thread = in_thread(lambda s=step_id, t=tensor: links.hidden[0].send(s, t))
+        thread = in_thread(partial(links.hidden[0].send, step_id, tensor))
         if not posted_first:
             receives.append(links.hidden[1].post_receive(step_id, tuple(tensor.shape), dtype))
         thread.join(10)

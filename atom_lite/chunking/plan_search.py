@@ -35,13 +35,15 @@ COARSE_RANGE = 2.2  # either side of the closed form's target
 FINE_TARGETS = 8
 TIGHTENINGS = 7
 TIGHTEN_RANGE = 1.25
-COARSE_LEANS = (-1.6, -1.2, -0.8, -0.4, 0.4, 0.8, 1.2, 1.6)
-LEANING_FACTORS = (0.55, 0.7, 0.85, 1.0, 1.2, 1.6)
+COARSE_LEANS = (-1.2, -0.6, 0.6, 1.2)
+LEANING_FACTORS = (0.6, 0.8, 1.0, 1.25)
 FINE_ROUNDS = 5
 # What a search may cost, in evaluations of a chunk: plans of hundreds get fewer candidates.
 EVALUATION_SECONDS = 2e-6
 EVEN_EVALUATIONS = 3000.0
 UNEVEN_EVALUATIONS = 12_000.0
+LEAST_EVALUATIONS = 1500.0
+CANDIDATE_OVERHEAD = 5.0  # of a candidate, whatever its number of chunks
 FIRST_SHARE = 0.4  # of it for the level targets, and again for the leaning ones
 MAX_CHUNKS = 1024
 
@@ -133,11 +135,9 @@ class _Search:
         self._evaluations_left = EVEN_EVALUATIONS
         if not self._is_even:
             # A hundredth of the prompt's time may be spent; the work of one stage is less than it.
-            affordable = 0.01 * self._model.chunk_seconds(span.start, span.tokens)
-            affordable /= EVALUATION_SECONDS
-            self._evaluations_left = min(
-                max(affordable, UNEVEN_EVALUATIONS / 2), UNEVEN_EVALUATIONS
-            )
+            work = self._model.chunk_seconds(span.start, span.tokens)
+            affordable = max(0.01 * work / EVALUATION_SECONDS, LEAST_EVALUATIONS)
+            self._evaluations_left = min(affordable, UNEVEN_EVALUATIONS)
         # An uneven candidate costs a chunk time and a recursion step on every stage.
         self._cost_per_chunk = 1.0 if self._is_even else 1.0 + len(pipeline.models) / 4.0
         self.best_objective = math.inf
@@ -204,7 +204,7 @@ class _Search:
     def over_fixed_sizes(self) -> None:
         """Powers of two, exactly: where stages differ much, level times are not what counts."""
         if not self._is_even:
-            self._evaluations_left = max(self._evaluations_left, UNEVEN_EVALUATIONS / 4)
+            self._evaluations_left = max(self._evaluations_left, LEAST_EVALUATIONS)
         most, align, floor = self._pipeline.limits
         unbounded = self._model.chunk_seconds(self._span.end, most)
         size = most
@@ -216,7 +216,10 @@ class _Search:
 
     def _affordable(self, num_chunks: float) -> float:
         """How many candidates of that many chunks one phase of the search may judge."""
-        return FIRST_SHARE * self._evaluations_left / (num_chunks * self._cost_per_chunk)
+        return FIRST_SHARE * self._evaluations_left / self._cost(num_chunks)
+
+    def _cost(self, num_chunks: float) -> float:
+        return (num_chunks + CANDIDATE_OVERHEAD) * self._cost_per_chunk
 
     def _closed_form(self) -> tuple[float, float]:
         """Target and number of chunks that are optimal without a prefix term."""
@@ -237,7 +240,7 @@ class _Search:
             return False
         sizes = cut(self._model, self._span, target, self._pipeline.limits, at_most)
         num_chunks = at_most if sizes is None else len(sizes)
-        self._evaluations_left -= num_chunks * self._cost_per_chunk
+        self._evaluations_left -= self._cost(num_chunks)
         if sizes is None:
             return False
         objective = self._objective(sizes)

@@ -169,7 +169,7 @@ def test_a_heavy_last_stage_gets_a_ramp_that_beats_every_level_plan(
     planned = plan(pipeline, span)
     level = best_level(pipeline, span)
     assert planned.predicted_seconds <= 1.001 * level
-    if stages == 4:
+    if stages == 4 and prompt >= 32768:  # a prompt of two chunks has no room for a ramp
         assert planned.predicted_seconds <= 0.98 * level
 
 
@@ -232,16 +232,17 @@ def cpu_seconds(pipeline: Pipeline, span: Span) -> tuple[float, Plan]:
 @pytest.mark.parametrize("stages", [2, 4, 8])
 def test_planning_equal_stages_takes_ten_milliseconds_at_most(prompt: int, stages: int) -> None:
     spent, planned = cpu_seconds(even(KIMI, stages), Span(0, prompt))
-    assert spent <= min(0.010, 0.01 * planned.predicted_seconds)
+    assert spent <= 0.010
+    assert spent <= max(0.01 * planned.predicted_seconds, 0.003)
 
 
-@pytest.mark.parametrize("prompt", [32768, 131072, 262144])
+@pytest.mark.parametrize("prompt", [2048, 8192, 32768, 131072, 262144])
 @pytest.mark.parametrize("stages", [2, 4, 8])
 def test_planning_uneven_stages_takes_fifty_milliseconds_at_most(prompt: int, stages: int) -> None:
     pipeline = Pipeline(models=heavy_last(stages), limits=LIMITS)
     spent, planned = cpu_seconds(pipeline, Span(0, prompt))
     assert spent <= 0.050
-    assert spent <= max(0.01 * planned.predicted_seconds, 0.010)
+    assert spent <= max(0.01 * planned.predicted_seconds, 0.006)
 
 
 def test_many_tiny_chunks_do_not_make_planning_slow() -> None:

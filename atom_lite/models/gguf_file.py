@@ -13,12 +13,14 @@ import math
 import mmap
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from atom_lite.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+GgufValue: TypeAlias = "int | float | bool | str | list[GgufValue]"
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -155,7 +157,7 @@ class _HeaderCursor:
         self.position = 4
         version = self._scalar("I")
         if version not in _VERSIONS:
-            raise ValueError(f"its version is {version}, versions 2 and 3 are read")
+            raise ValueError(f"it has version {version}; versions 2 and 3 are read")
         return self._scalar("Q"), self._scalar("Q")
 
     def metadata(self, num_pairs: int) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from atom_lite.errors import ConfigError
+from atom_lite.models.gguf_file import GgufFile, GgufValue
 from atom_lite.text import gguf_tokenizer
 from atom_lite.text.convert_tokenizer import converted_directory
-from atom_lite.text.gguf_metadata import GgufValue, read_gguf_metadata
 from atom_lite.text.special_tokens import apply_config, named_special_tokens
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _read(path: Path) -> TokenizerFiles:
 def _chat_templates_at(path: Path) -> dict[str, str]:
     if path.is_dir():
         return _directory_templates(path, _read_json(path / "tokenizer_config.json"))
-    return _gguf_templates(read_gguf_metadata(path)) if path.is_file() else {}
+    return _gguf_templates(GgufFile(path).metadata) if path.is_file() else {}
 
 
 # ---------------------------------------------------------------- directories
@@ -139,7 +139,7 @@ def _directory_templates(directory: Path, config: dict[str, Any]) -> dict[str, s
 
 
 def _read_gguf(path: Path) -> TokenizerFiles:
-    metadata = read_gguf_metadata(path)
+    metadata = GgufFile(path).metadata
     special_tokens = gguf_tokenizer.special_tokens(metadata)
     templates = _gguf_templates(metadata)
     flags = {

@@ -33,7 +33,7 @@ from atom_lite.text.special_tokens import frame_texts
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from atom_lite.text.gguf_metadata import GgufValue
+    from atom_lite.models.gguf_file import GgufValue
 
 SPACE_MARK = "\u2581"  # how SentencePiece vocabularies write a space
 

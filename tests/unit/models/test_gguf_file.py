@@ -4,7 +4,7 @@ import gguf
 import pytest
 
 from atom_lite.errors import ConfigError
-from atom_lite.text.gguf_metadata import read_gguf_metadata
+from atom_lite.models.gguf_file import GgufFile
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def sample(tmp_path):
 
 
 def test_every_value_type_is_read(sample):
-    metadata = read_gguf_metadata(sample)
+    metadata = GgufFile(sample).metadata
     metadata.pop("general.architecture")
     assert metadata == {
         "u8": 200,
@@ -61,7 +61,7 @@ def test_a_file_cut_anywhere_is_refused_with_its_name(sample, tmp_path):
     for length in range(len(content) - 1):
         cut_file.write_bytes(content[:length])
         with pytest.raises(ConfigError, match=r"cut\.gguf"):
-            read_gguf_metadata(cut_file)
+            GgufFile(cut_file)
 
 
 def test_another_version_is_refused(sample):
@@ -69,7 +69,7 @@ def test_another_version_is_refused(sample):
     content[4:8] = (1).to_bytes(4, "little")
     sample.write_bytes(content)
     with pytest.raises(ConfigError, match="version 1"):
-        read_gguf_metadata(sample)
+        GgufFile(sample)
 
 
 def test_an_unknown_value_type_is_refused(tmp_path):
@@ -78,7 +78,7 @@ def test_an_unknown_value_type_is_refused(tmp_path):
     header = b"GGUF" + (3).to_bytes(4, "little") + bytes(8) + (1).to_bytes(8, "little")
     path.write_bytes(header + key)
     with pytest.raises(ConfigError, match="unknown value type 77"):
-        read_gguf_metadata(path)
+        GgufFile(path)
 
 
 def test_an_absurd_array_length_is_refused_before_memory_is_taken(tmp_path):
@@ -88,9 +88,9 @@ def test_an_absurd_array_length_is_refused_before_memory_is_taken(tmp_path):
     header = b"GGUF" + (3).to_bytes(4, "little") + bytes(8) + (1).to_bytes(8, "little")
     path.write_bytes(header + key + array)
     with pytest.raises(ConfigError, match="exceeds the file"):
-        read_gguf_metadata(path)
+        GgufFile(path)
 
 
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="cannot read"):
-        read_gguf_metadata(tmp_path / "none.gguf")
+        GgufFile(tmp_path / "none.gguf")

@@ -143,8 +143,6 @@ class _Frontend:
 
     async def _start_engine(self, engine: RemoteEngine) -> asyncio.subprocess.Process:
         environment = dict(os.environ)
-        # Spinning OpenMP threads would take the cores that the frontend needs between steps.
-        environment.setdefault("OMP_WAIT_POLICY", "passive")
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",

@@ -15,7 +15,6 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from atom_lite.engine.forward_thread import ForwardThread, PlanRunner
 from atom_lite.messages import (
     AbortSequence,
     EngineEvents,
@@ -28,6 +27,7 @@ from atom_lite.messages import (
 )
 
 if TYPE_CHECKING:
+    from atom_lite.engine.forward_thread import ForwardThread, PlanRunner
     from atom_lite.ipc.link import EngineLink
     from atom_lite.scheduler.scheduler import Scheduler
 
@@ -39,12 +39,22 @@ logger = logging.getLogger(__name__)
 
 
 class Head:
-    """Drives one scheduler and one runner until a Shutdown comes or a step fails."""
+    """Drives one scheduler and one runner until a Shutdown comes or a step fails.
 
-    def __init__(self, scheduler: Scheduler, runner: PlanRunner, link: EngineLink) -> None:
+    Args:
+        scheduler: nobody else calls it while the head runs.
+        runner: runs plans, on `forward` only.
+        forward: the thread on which the runner was made; stopped at the end.
+        link: to the frontend.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, runner: PlanRunner, forward: ForwardThread, link: EngineLink
+    ) -> None:
         self._scheduler = scheduler
+        self._runner = runner
+        self._forward = forward
         self._link = link
-        self._forward = ForwardThread(runner, on_done=link.wake)
         self._step_tokens: list[int] = []
         self._stopping = False
 
@@ -99,7 +109,7 @@ class Head:
         """Plan until the pipeline is full or nothing can run."""
         while (plan := self._scheduler.schedule(time.monotonic())) is not None:
             self._step_tokens.append(sum(row.num_tokens for row in plan.rows))
-            self._forward.start(plan)
+            self._forward.start(self._runner, plan, self._link.wake)
 
     def _send(self, events: list[SequenceEvent]) -> None:
         """One frame for all that a turn brought; an empty one is the heartbeat."""

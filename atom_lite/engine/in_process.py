@@ -16,6 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Self
 
+from atom_lite.engine.forward_thread import ForwardThread
 from atom_lite.engine.head import Head
 from atom_lite.engine.limits import engine_ready, scheduler_limits
 from atom_lite.errors import EngineError
@@ -45,29 +46,39 @@ if TYPE_CHECKING:
     from atom_lite.engine.forward_thread import PlanRunner
     from atom_lite.scheduler.scheduler import SchedulerLimits
 
+_STOP_SECONDS = 5.0
+
 
 class Engine:
     """Submit sequences, iterate over their events, abort them. All methods are thread-safe.
+
+    The model is loaded and run on a thread of its own. A program that runs torch operations on
+    other threads at the same time slows it down (see `forward_thread`).
 
     Raises:
         ConfigError: the config or the checkpoint cannot be used.
     """
 
     def __init__(self, config: Config) -> None:
-        runner = Runner.load(config)
-        limits = scheduler_limits(config, runner.info)
+        forward = ForwardThread()
+        try:
+            runner = forward.call(lambda: Runner.load(config))
+            limits = scheduler_limits(config, runner.info)
+        except BaseException:
+            forward.stop(_STOP_SECONDS)
+            raise
         self.ready: EngineReady = engine_ready(limits, runner.info)
-        self._start(limits, runner)
+        self._start(limits, runner, forward)
 
     @classmethod
     def from_parts(cls, limits: SchedulerLimits, runner: PlanRunner, ready: EngineReady) -> Engine:
         """An engine over a runner that is already there, e.g. to reuse loaded weights."""
         engine = cls.__new__(cls)
         engine.ready = ready
-        engine._start(limits, runner)
+        engine._start(limits, runner, ForwardThread())
         return engine
 
-    def _start(self, limits: SchedulerLimits, runner: PlanRunner) -> None:
+    def _start(self, limits: SchedulerLimits, runner: PlanRunner, forward: ForwardThread) -> None:
         self.scheduler = Scheduler(limits)
         self.stats = EngineStats()
         self._link = QueueLink()
@@ -75,7 +86,7 @@ class Engine:
         self._queues: dict[int, queue.SimpleQueue[SequenceEvent | EngineError]] = {}
         self._lock = threading.Lock()
         self._failure: str | None = None
-        head = Head(self.scheduler, runner, self._link)
+        head = Head(self.scheduler, runner, forward, self._link)
         self._head_thread = threading.Thread(
             target=self._run_head, args=(head,), name="head", daemon=True
         )

@@ -51,14 +51,16 @@ def main() -> int:
 
 def _serve(config: Config, link: SocketLink) -> int:
     # torch is imported here, after the checks above: a bad address or config fails in milliseconds
+    from atom_lite.engine.forward_thread import ForwardThread
     from atom_lite.engine.head import Head
     from atom_lite.engine.limits import engine_ready, scheduler_limits
     from atom_lite.scheduler.scheduler import Scheduler
     from atom_lite.worker.runner import Runner
 
-    runner = Runner.load(config)
+    forward = ForwardThread()
+    runner = forward.call(lambda: Runner.load(config))
     limits = scheduler_limits(config, runner.info)
-    head = Head(Scheduler(limits), runner, link)
+    head = Head(Scheduler(limits), runner, forward, link)
     link.send(engine_ready(limits, runner.info))
     return 0 if head.run() else 1
 

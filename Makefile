@@ -71,4 +71,5 @@ $(VENV)/runtime.stamp: pyproject.toml $(VENV)/torch.stamp
 $(VENV)/dev.stamp: pyproject.toml $(VENV)/runtime.stamp
 	@echo "Installing what the tests and checks need."
 	$(PIP) -c configs/constraints-cpu.txt -e '.[dev]'
+	$(PIP) --upgrade --target $(VENV)/openai-2 'openai==2.54.0'   # the SDK's last major version
 	@touch $@

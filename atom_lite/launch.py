@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from atom_lite.config import Config
+    from atom_lite.messages import EngineReady
     from atom_lite.models.checkpoint import Checkpoint
 
 # The engine gets this long to exit after a Shutdown before it is killed.
@@ -66,6 +67,16 @@ def serve(config: Config) -> int:
         )
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_Frontend(config, checkpoint, listener).run())
+
+
+def describe_engine(ready: EngineReady) -> str:
+    """What runs where and what memory it takes, in one line for the log."""
+    memory = ", ".join(f"{kind} {size / 1e6:.0f} MB" for kind, size in ready.memory_bytes.items())
+    return (
+        f"Engine ready: {ready.architecture} in {ready.dtype} on {ready.device}; {memory}; "
+        f"{ready.num_blocks} KV blocks of {ready.block_size} tokens, sequences of at most "
+        f"{ready.max_model_len} tokens, {ready.max_num_batched_tokens} tokens a step"
+    )
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
@@ -180,6 +191,7 @@ class _Frontend:
             await asyncio.gather(starting, return_exceptions=True)
             return None
         ready, tokenizer = starting.result()
+        logger.info("%s", describe_engine(ready))
         names = self._config.model.served_model_name or (self._checkpoint.name,)
         metrics = Metrics(self._config, ready, names[0])
         engine.on_frame = metrics.observe_engine

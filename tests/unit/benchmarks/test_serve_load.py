@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -87,11 +88,23 @@ def test_a_fresh_seed_is_drawn_and_a_bad_scale_refused() -> None:
 
 
 def test_memory_watch_sees_memory_that_is_touched() -> None:
-    watch = MemoryWatch(os.getpid())
-    watch.start()
-    block = bytearray(os.urandom(1 << 16)) * (50_000_000 >> 16)
-    use = watch.stop()
+    # a process of its own: this one reuses memory that it has already touched
+    program = "import sys; sys.stdin.readline(); block = b'x' * 50_000_000; print(flush=True); "
+    child = subprocess.Popen(
+        [sys.executable, "-c", program + "sys.stdin.readline()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        watch = MemoryWatch(child.pid)
+        watch.start()
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        child.stdout.readline()
+        use = watch.stop()
+        child.stdin.write(b"\n")
     assert use.peak_bytes - use.idle_bytes > 40_000_000
     assert use.peak_rss_bytes >= 40_000_000
     assert use.processes == 1
-    assert len(block) > 40_000_000

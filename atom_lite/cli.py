@@ -247,7 +247,5 @@ def _check_together(config: Config) -> None:
             f"--max-num-batched-tokens {budget}: must be at least --max-num-seqs ({num_seqs}), "
             "so that every running sequence gets its token in each step"
         )
-    if (config.parallel.pipeline_parallel_size or 1) > 1:
-        raise ConfigError("--pipeline-parallel-size: more than 1 stage is not supported yet")
     if config.parallel.tensor_parallel_size > 1:
         raise ConfigError("--tensor-parallel-size: more than 1 rank is not supported yet")

@@ -152,6 +152,11 @@ class ParallelConfig:
     pipeline_parallel_size: int | None = setting(
         None, "Pipeline stages. Default: 1.", short="-pp", minimum=1
     )
+    pipeline_layer_partition: str | None = setting(
+        None,
+        "Layers of each stage, such as 15,15,15,16. Default: stages of equal prefill time.",
+        metavar="N,N,...",
+    )
     tensor_parallel_size: int = setting(1, "Ranks that share each layer.", short="-tp", minimum=1)
 
 

@@ -1,7 +1,7 @@
 """The one thread that touches torch: it loads the model and runs it.
 
 The head never waits for its own forward pass: torch releases the GIL inside its operations, and
-while they run the head delivers results, takes new requests and aborts. Plans go in and results
+while they run the head delivers results, takes new requests and aborts. Steps go in and results
 come out in order (first in, first out).
 
 Loading happens on this thread too, and no other thread of the process may run torch operations.
@@ -16,22 +16,14 @@ import queue
 import threading
 from collections import deque
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from atom_lite.messages import StepPlan, StepResult
+    from atom_lite.messages import StepResult
 
 T = TypeVar("T")
-
-
-class PlanRunner(Protocol):
-    """What runs a plan: `worker.Runner`, or a fake with the same contract."""
-
-    def run(self, plan: StepPlan) -> StepResult:
-        """Run one step to its end."""
-        ...
 
 
 class ForwardThread:
@@ -39,7 +31,8 @@ class ForwardThread:
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._results: deque[StepResult | BaseException] = deque()
+        self._results: deque[StepResult] = deque()
+        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="forward", daemon=True)
         self._thread.start()
 
@@ -56,36 +49,37 @@ class ForwardThread:
         self._jobs.put(job)
         return outcome.result()
 
-    def start(self, runner: PlanRunner, plan: StepPlan, on_done: Callable[[], None]) -> None:
-        """Queue a plan; returns at once.
+    def start(self, step: Callable[[], StepResult | None], on_done: Callable[[], None]) -> None:
+        """Queue a step; returns at once.
 
         Args:
-            runner: runs it.
-            plan: the step.
+            step: runs it; what it returns, if anything, is a result to take.
             on_done: called on this thread afterwards; must be cheap and safe from any thread.
         """
 
         def job() -> None:
             try:
-                self._results.append(runner.run(plan))
+                result = step()
+                if result is not None:
+                    self._results.append(result)
             except BaseException as error:  # noqa: BLE001  handed to the head, which ends the run
-                self._results.append(error)
+                self._failure = error
             on_done()
 
         self._jobs.put(job)
 
-    def take_result(self) -> StepResult | None:
-        """The oldest finished step, or None.
+    def take_results(self) -> list[StepResult]:
+        """What finished since the last call, oldest first.
 
         Raises:
-            BaseException: whatever the step raised; the head ends the run then.
+            BaseException: whatever a step raised; the head ends the run then.
         """
-        if not self._results:
-            return None
-        result = self._results.popleft()
-        if isinstance(result, BaseException):
-            raise result
-        return result
+        results = []
+        while self._results:
+            results.append(self._results.popleft())
+        if self._failure is not None and not results:
+            raise self._failure
+        return results
 
     def stop(self, timeout_seconds: float) -> bool:
         """Let queued work finish and end the thread; False if it did not end in time."""

@@ -27,33 +27,27 @@ from atom_lite.messages import (
 )
 
 if TYPE_CHECKING:
-    from atom_lite.engine.forward_thread import ForwardThread, PlanRunner
+    from atom_lite.engine.executor import Executor
     from atom_lite.ipc.link import EngineLink
     from atom_lite.scheduler.scheduler import Scheduler
 
 HEARTBEAT_SECONDS = 1.0
-# A step that is running when the engine stops gets this long to end; its result is not needed.
-_LAST_STEP_SECONDS = 5.0
 
 logger = logging.getLogger(__name__)
 
 
 class Head:
-    """Drives one scheduler and one runner until a Shutdown comes or a step fails.
+    """Drives one scheduler and one executor until a Shutdown comes or a step fails.
 
     Args:
         scheduler: nobody else calls it while the head runs.
-        runner: runs plans, on `forward` only.
-        forward: the thread on which the runner was made; stopped at the end.
+        executor: runs the plans; closed at the end.
         link: to the frontend.
     """
 
-    def __init__(
-        self, scheduler: Scheduler, runner: PlanRunner, forward: ForwardThread, link: EngineLink
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, executor: Executor, link: EngineLink) -> None:
         self._scheduler = scheduler
-        self._runner = runner
-        self._forward = forward
+        self._executor = executor
         self._link = link
         self._step_tokens: list[int] = []
         self._stopping = False
@@ -71,9 +65,10 @@ class Head:
         except Exception as error:
             logger.exception("the engine failed")
             self._fail(f"{type(error).__name__}: {error}")
+            self._executor.close()
             return False
         self._send(self._scheduler.abort_all(time.monotonic()))
-        self._forward.stop(_LAST_STEP_SECONDS)
+        self._executor.close()
         return True
 
     def _turn(self) -> None:
@@ -101,7 +96,7 @@ class Head:
 
     def _commit_finished(self) -> list[SequenceEvent]:
         events: list[SequenceEvent] = []
-        while (result := self._forward.take_result()) is not None:
+        for result in self._executor.take_results():
             events += self._scheduler.commit(result, time.monotonic())
         return events
 
@@ -109,7 +104,7 @@ class Head:
         """Plan until the pipeline is full or nothing can run."""
         while (plan := self._scheduler.schedule(time.monotonic())) is not None:
             self._step_tokens.append(sum(row.num_tokens for row in plan.rows))
-            self._forward.start(self._runner, plan, self._link.wake)
+            self._executor.start(plan)
 
     def _send(self, events: list[SequenceEvent]) -> None:
         """One frame for all that a turn brought; an empty one is the heartbeat."""

@@ -16,9 +16,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, Self
 
+from atom_lite.engine.executor import LocalExecutor
 from atom_lite.engine.forward_thread import ForwardThread
 from atom_lite.engine.head import Head
 from atom_lite.engine.limits import engine_ready, scheduler_limits
+from atom_lite.engine.start import start_executor
 from atom_lite.errors import EngineError
 from atom_lite.ipc.link import QueueLink
 from atom_lite.messages import (
@@ -36,17 +38,14 @@ from atom_lite.messages import (
     TokensGenerated,
 )
 from atom_lite.scheduler.scheduler import Scheduler
-from atom_lite.worker.runner import Runner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
     from atom_lite.config import Config
-    from atom_lite.engine.forward_thread import PlanRunner
+    from atom_lite.engine.executor import Executor, PlanRunner
     from atom_lite.scheduler.scheduler import SchedulerLimits
-
-_STOP_SECONDS = 5.0
 
 
 class Engine:
@@ -60,33 +59,34 @@ class Engine:
     """
 
     def __init__(self, config: Config) -> None:
-        forward = ForwardThread()
+        link = QueueLink()
+        executor, info = start_executor(config, link.wake, pin=False)
         try:
-            runner = forward.call(lambda: Runner.load(config))
-            limits = scheduler_limits(config, runner.info)
+            limits = scheduler_limits(config, info)
         except BaseException:
-            forward.stop(_STOP_SECONDS)
+            executor.close()
             raise
-        self.ready: EngineReady = engine_ready(limits, runner.info)
-        self._start(limits, runner, forward)
+        self.ready: EngineReady = engine_ready(limits, info)
+        self._start(limits, executor, link)
 
     @classmethod
     def from_parts(cls, limits: SchedulerLimits, runner: PlanRunner, ready: EngineReady) -> Engine:
         """An engine over a runner that is already there, e.g. to reuse loaded weights."""
         engine = cls.__new__(cls)
         engine.ready = ready
-        engine._start(limits, runner, ForwardThread())
+        link = QueueLink()
+        engine._start(limits, LocalExecutor(runner, ForwardThread(), link.wake), link)
         return engine
 
-    def _start(self, limits: SchedulerLimits, runner: PlanRunner, forward: ForwardThread) -> None:
+    def _start(self, limits: SchedulerLimits, executor: Executor, link: QueueLink) -> None:
         self.scheduler = Scheduler(limits)
         self.stats = EngineStats()
-        self._link = QueueLink()
+        self._link = link
         self._ids = itertools.count()
         self._queues: dict[int, queue.SimpleQueue[SequenceEvent | EngineError]] = {}
         self._lock = threading.Lock()
         self._failure: str | None = None
-        head = Head(self.scheduler, runner, forward, self._link)
+        head = Head(self.scheduler, executor, link)
         self._head_thread = threading.Thread(
             target=self._run_head, args=(head,), name="head", daemon=True
         )

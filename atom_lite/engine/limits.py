@@ -42,6 +42,7 @@ def scheduler_limits(config: Config, info: RunnerInfo) -> SchedulerLimits:
         eos_token_ids=frozenset(info.eos_token_ids),
         enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
         enable_prefix_caching=config.cache.enable_prefix_caching,
+        pipeline_depth=config.parallel.pipeline_parallel_size or 1,
         scheduling_policy=cast("Literal['fcfs', 'priority']", config.scheduler.scheduling_policy),
     )
 

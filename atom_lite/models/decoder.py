@@ -135,15 +135,24 @@ class DecoderLayer:
 
 
 class Decoder:
-    """A whole model: ids in, hidden states out, and logits of the rows that are asked for."""
+    """The layers of one pipeline stage; of a whole model where there is only one.
+
+    Args:
+        embedding: in the first stage, else None.
+        rope: angles for all layers.
+        layers: of this stage.
+        norm: in the last stage, else None.
+        head: in the last stage, else None.
+        backend: attends over the paged cache.
+    """
 
     def __init__(
         self,
-        embedding: Embedding,
+        embedding: Embedding | None,
         rope: RotaryEmbedding,
         layers: list[DecoderLayer],
-        norm: RmsNorm,
-        head: Linear | PlainHead,
+        norm: RmsNorm | None,
+        head: Linear | PlainHead | None,
         backend: Backend,
     ) -> None:
         self._embedding = embedding
@@ -156,7 +165,7 @@ class Decoder:
     @torch.inference_mode()
     def forward(
         self,
-        token_ids: Tensor,
+        inputs: Tensor,
         positions: Tensor,
         kv: list[LayerKV],
         metadata: AttentionMetadata,
@@ -164,27 +173,29 @@ class Decoder:
         """Run one step.
 
         Args:
-            token_ids: [T] int64.
+            inputs: token ids [T] int64 in the first stage; in later ones the hidden states [T, E]
+                of the stage before, written.
             positions: [T] int64, of each token in its sequence.
             kv: the cache of each layer, written at the step's slots.
             metadata: how the tokens belong to sequences.
 
         Returns:
-            [T, E], the last layer's hidden states after the final norm.
+            [T, E], hidden states; after the final norm in the last stage.
         """
         cos, sin = self._rope.select(positions)
         step = Step(cos, sin, self._backend.prepare(metadata))
-        x = self._embedding.forward(token_ids)
+        x = inputs if self._embedding is None else self._embedding.forward(inputs)
         for layer, layer_kv in zip(self._layers, kv, strict=True):
             layer.forward(x, layer_kv, step)
-        return self._norm.forward(x)
+        return x if self._norm is None else self._norm.forward(x)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Map hidden states [R, E] to logits [R, V] in float32."""
+        """Map hidden states [R, E] to logits [R, V] in float32; last stage only."""
+        assert self._head is not None
         return self._head.forward(hidden).float()
 
     def weight_bytes(self) -> int:
         """Bytes that the weights hold; a tied head counts once."""
         parts = (self._embedding, *self._layers, self._norm, self._head)
-        return sum(part.weight_bytes for part in parts)
+        return sum(part.weight_bytes for part in parts if part is not None)

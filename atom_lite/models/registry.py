@@ -19,6 +19,7 @@ from atom_lite.models.decoder import Attention, Decoder, DecoderLayer, HeadNorm
 from atom_lite.models.load_dummy import DummyWeights
 from atom_lite.models.load_gguf import GgufWeights
 from atom_lite.models.load_safetensors import SafetensorsWeights
+from atom_lite.models.partition import whole_model
 from atom_lite.models.weights import EMBEDDING, FINAL_NORM, HEAD, check_tensors
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from atom_lite.attention.protocol import Backend
     from atom_lite.models.checkpoint import Checkpoint
+    from atom_lite.models.partition import StageLayers
     from atom_lite.models.spec import ModelSpec
     from atom_lite.models.weights import WeightSource
 
@@ -42,8 +44,9 @@ def load_model(
     load_format: str,
     backend: Backend,
     seed: int = 0,
+    stage: StageLayers | None = None,
 ) -> Decoder:
-    """Load the weights of `checkpoint` into a decoder.
+    """Load the weights of `checkpoint`, or of one stage of it, into a decoder.
 
     Args:
         checkpoint: where the weights are.
@@ -53,6 +56,7 @@ def load_model(
         load_format: `--load-format`; dummy and scripted make random weights of the spec.
         backend: what attends over the KV cache.
         seed: of random weights.
+        stage: which layers; None for all.
 
     Raises:
         ConfigError: a tensor is missing, extra, misshapen or stored in an unsupported way.
@@ -65,17 +69,31 @@ def load_model(
     else:
         source = SafetensorsWeights(checkpoint.path, dtype, device)
     check_tensors(source.shapes(), spec, str(checkpoint.path))
-    embedding = Embedding(source.read(EMBEDDING))
+    stage = stage or whole_model(spec)
+    embedding = Embedding(source.read(EMBEDDING)) if stage.is_first else None
+    last = stage.is_last
     return Decoder(
         embedding=embedding,
         rope=RotaryEmbedding(
             spec.rope, spec.head_size, spec.max_position_embeddings, dtype, device
         ),
-        layers=[_build_layer(source, spec, layer, backend) for layer in range(spec.num_layers)],
-        norm=RmsNorm(source.read(FINAL_NORM), spec.rms_norm_eps),
-        head=PlainHead(embedding.weight) if spec.tie_word_embeddings else Linear(source.read(HEAD)),
+        layers=[
+            _build_layer(source, spec, layer, backend) for layer in range(stage.first, stage.end)
+        ],
+        norm=RmsNorm(source.read(FINAL_NORM), spec.rms_norm_eps) if last else None,
+        head=_build_head(source, spec, embedding) if last else None,
         backend=backend,
     )
+
+
+def _build_head(
+    source: WeightSource, spec: ModelSpec, embedding: Embedding | None
+) -> Linear | PlainHead:
+    if not spec.tie_word_embeddings:
+        return Linear(source.read(HEAD))
+    if embedding is None:  # it is in the first stage: the last one has a copy as its head
+        return Linear(source.read(EMBEDDING))
+    return PlainHead(embedding.weight)
 
 
 def _build_layer(

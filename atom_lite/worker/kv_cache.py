@@ -38,16 +38,30 @@ class KVPool:
 
 
 def allocate_pool(
-    config: Config, spec: ModelSpec, backend: Backend, dtype: torch.dtype, device: torch.device
+    config: Config,
+    spec: ModelSpec,
+    backend: Backend,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    num_layers: int,
 ) -> KVPool:
     """Size the pool from the flags and the free memory, and allocate it untouched.
+
+    Args:
+        config: cache, model and scheduler settings.
+        spec: the model.
+        backend: owns the layout.
+        dtype: of keys and values.
+        device: where they live.
+        num_layers: of this stage.
 
     Raises:
         ConfigError: the flags ask for what the machine or the model does not have.
     """
     cache = config.cache
     bytes_per_block = backend.kv_bytes_per_block(
-        spec.num_layers, cache.block_size, spec.num_kv_heads, spec.head_size, dtype
+        num_layers, cache.block_size, spec.num_kv_heads, spec.head_size, dtype
     )
     model_limit = spec.max_position_embeddings
     flag = config.model.max_model_len
@@ -65,7 +79,7 @@ def allocate_pool(
     shape = (num_blocks, cache.block_size, spec.num_kv_heads, spec.head_size)
     num_bytes = num_blocks * bytes_per_block
     try:
-        layers = backend.allocate_kv(spec.num_layers, *shape, dtype, device)
+        layers = backend.allocate_kv(num_layers, *shape, dtype, device)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise ConfigError(
             f"a KV cache of {num_blocks} blocks ({num_bytes} bytes) cannot be allocated on "

@@ -7,8 +7,10 @@ in the engine process, on the forward thread; must not be called from two thread
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -17,6 +19,7 @@ from atom_lite.errors import ConfigError
 from atom_lite.messages import SampledToken, StepResult
 from atom_lite.models.checkpoint import resolve_checkpoint
 from atom_lite.models.dtype import choose_dtype
+from atom_lite.models.partition import partition_layers
 from atom_lite.models.registry import load_model
 from atom_lite.models.spec import load_spec
 from atom_lite.worker.device import resolve_device, set_threads
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from atom_lite.config import Config
     from atom_lite.messages import StepPlan
     from atom_lite.models.decoder import Decoder
+    from atom_lite.models.partition import StageLayers
+    from atom_lite.models.spec import ModelSpec
     from atom_lite.worker.inputs import StepInputs
     from atom_lite.worker.kv_cache import KVPool
 
@@ -48,6 +53,7 @@ class RunnerInfo:
     num_blocks: int
     max_model_len: int  # tokens, prompt plus output
     vocab_size: int
+    hidden_size: int
     eos_token_ids: tuple[int, ...]
     dtype: str  # "float32", "bfloat16", ...
     device: str  # "cpu", "cuda:0"
@@ -56,18 +62,48 @@ class RunnerInfo:
     memory_bytes: dict[str, int]  # by kind: weights, kv_cache
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlace:
+    """Which stage of how many a runner is, and how large its pool must be.
+
+    `pool_blocks` is asked once the weights are loaded: the stages of a pipeline share block ids, so
+    followers take the number that the head found.
+    """
+
+    stage: int = 0
+    num_stages: int = 1
+    pool_blocks: Callable[[], int] | None = None
+
+
+class StageOutput(NamedTuple):
+    """What one stage makes of a step."""
+
+    hidden: Tensor | None  # [T, E] for the next stage; None from the last
+    tokens: list[SampledToken]  # from the last stage
+    seconds: float  # of the model call
+
+
 class Runner:
     """One stage. Made by `Runner.load`.
 
     Args:
         config: the whole tree; read only.
         info: what `info` shows.
-        decoder: the model.
+        decoder: the layers of this stage.
         pool: its KV cache.
+        layers: which layers those are.
     """
 
-    def __init__(self, config: Config, info: RunnerInfo, decoder: Decoder, pool: KVPool) -> None:
+    def __init__(
+        self,
+        config: Config,
+        info: RunnerInfo,
+        decoder: Decoder,
+        pool: KVPool,
+        layers: StageLayers,
+    ) -> None:
         self.info = info
+        self.layers = layers
         self._decoder = decoder
         self._pool = pool
         self._scripted = config.model.load_format == SCRIPTED
@@ -79,12 +115,13 @@ class Runner:
         self.reset()
 
     @classmethod
-    def load(cls, config: Config) -> Runner:
-        """Load the checkpoint that the flags name and allocate its KV cache.
+    def load(cls, config: Config, place: StagePlace | None = None) -> Runner:
+        """Load the checkpoint that the flags name, or one stage of it, and allocate its KV cache.
 
         Raises:
             ConfigError: anything the operator can cause; the engine reports it and exits 2.
         """
+        place = place or StagePlace()
         _check_sizes(config)
         set_threads(config.model.threads)
         device = resolve_device(config.model.device)
@@ -96,6 +133,8 @@ class Runner:
         spec = load_spec(checkpoint)
         # Before the weights, which take seconds: what cannot work should fail at once.
         check_model_len(config.model.max_model_len, spec.max_position_embeddings)
+        partition = config.parallel.pipeline_layer_partition
+        layers = partition_layers(spec, place.num_stages, partition)[place.stage]
         dtype = choose_dtype(config.model.dtype, device, spec)
         backend = select_backend(config.model.attention_backend, device)
         decoder = load_model(
@@ -106,20 +145,14 @@ class Runner:
             load_format=config.model.load_format,
             backend=backend,
             seed=config.model.seed,
+            stage=layers,
         )
-        pool = allocate_pool(config, spec, backend, dtype, device)
-        info = RunnerInfo(
-            num_blocks=pool.num_blocks,
-            max_model_len=pool.max_model_len,
-            vocab_size=spec.vocab_size,
-            eos_token_ids=tuple(spec.eos_token_ids),
-            dtype=str(dtype).removeprefix("torch."),
-            device=str(device),
-            architecture=spec.architecture,
-            default_sampling=sampling_defaults(config.model.generation_config, checkpoint),
-            memory_bytes={"weights": decoder.weight_bytes(), "kv_cache": pool.num_bytes},
-        )
-        return cls(config, info, decoder, pool)
+        if place.pool_blocks is not None:
+            config = _with_pool_blocks(config, place.pool_blocks())
+        pool = allocate_pool(config, spec, backend, dtype, device, num_layers=layers.count)
+        defaults = sampling_defaults(config.model.generation_config, checkpoint)
+        info = runner_info(spec, dtype, device, pool, defaults, decoder.weight_bytes())
+        return cls(config, info, decoder, pool, layers)
 
     def reset(self) -> None:
         """Forget every sequence, so that another scheduler may drive this runner from its start."""
@@ -129,22 +162,43 @@ class Runner:
             num_rows=self._num_rows,
         )
 
-    @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """Run one step to its end: apply drops and starts, compute the rows, draw the tokens."""
+        """Run one step of a whole model: apply drops and starts, compute the rows, draw tokens."""
+        output = self.run_stage(plan)
+        return StepResult(
+            step_id=plan.step_id,
+            tokens=output.tokens,
+            stage_seconds=[output.seconds] if plan.rows else [],
+        )
+
+    @torch.inference_mode()
+    def run_stage(self, plan: StepPlan, receive: Callable[[], Tensor] | None = None) -> StageOutput:
+        """Run this stage's part of a step.
+
+        Args:
+            plan: the step; every stage gets the same.
+            receive: waits for the hidden states [T, E] of the stage before; None in the first. It
+                is called when all else is ready, and its time is not the model's.
+        """
         sequences = self._table.apply(plan)
         if not sequences:
-            return StepResult(step_id=plan.step_id, tokens=[])
+            return StageOutput(None, [], 0.0)
         inputs = build_inputs(plan, sequences, self._table, self._device)
+        arriving = inputs.token_ids if receive is None else receive()
         self._timer.start()
         hidden = self._decoder.forward(
-            inputs.token_ids, inputs.positions, self._pool.layers, inputs.metadata
+            arriving, inputs.positions, self._pool.layers, inputs.metadata
         )
         self._timer.stop()
+        if not self.layers.is_last:
+            return StageOutput(hidden, [], self._timer.seconds())
         tokens = self._draw(hidden, inputs) if inputs.sampled else []
-        return StepResult(
-            step_id=plan.step_id, tokens=tokens, stage_seconds=[self._timer.seconds()]
-        )
+        return StageOutput(None, tokens, self._timer.seconds())
+
+    def hidden_layout(self, plan: StepPlan) -> tuple[tuple[int, int], torch.dtype]:
+        """Shape and type of the hidden states that stages pass on for a step."""
+        num_tokens = sum(row.num_tokens for row in plan.rows)
+        return (num_tokens, self.info.hidden_size), getattr(torch, self.info.dtype)
 
     def _draw(self, hidden: Tensor, inputs: StepInputs) -> list[SampledToken]:
         """Draw the next token of the rows that ask for one.
@@ -173,6 +227,34 @@ class Runner:
             SampledToken(sequence_id=row.sequence_id, epoch=row.epoch, token_id=token_id)
             for row, token_id in zip(sequences, token_ids, strict=True)
         ]
+
+
+def runner_info(
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    pool: KVPool,
+    default_sampling: dict[str, float],
+    weight_bytes: int,
+) -> RunnerInfo:
+    """Gather what the engine is told."""
+    return RunnerInfo(
+        num_blocks=pool.num_blocks,
+        max_model_len=pool.max_model_len,
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        eos_token_ids=tuple(spec.eos_token_ids),
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        architecture=spec.architecture,
+        default_sampling=default_sampling,
+        memory_bytes={"weights": weight_bytes, "kv_cache": pool.num_bytes},
+    )
+
+
+def _with_pool_blocks(config: Config, num_blocks: int) -> Config:
+    cache = dataclasses.replace(config.cache, num_gpu_blocks_override=num_blocks)
+    return dataclasses.replace(config, cache=cache)
 
 
 def _check_sizes(config: Config) -> None:

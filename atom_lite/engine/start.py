@@ -1,0 +1,44 @@
+"""Config -> an executor that is ready to run plans: one stage here, or a pipeline of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from atom_lite.engine.executor import LAST_STEP_SECONDS, Executor, LocalExecutor
+from atom_lite.engine.forward_thread import ForwardThread
+from atom_lite.worker.runner import Runner, RunnerInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from atom_lite.config import Config
+
+
+def start_executor(
+    config: Config, wake: Callable[[], None], *, pin: bool
+) -> tuple[Executor, RunnerInfo]:
+    """Load the model, over as many stages as the config says.
+
+    Args:
+        config: the whole tree.
+        wake: of the head's loop; called from any thread when a step has come back.
+        pin: give each stage of a pipeline its share of the cores. Off inside another program,
+            whose own threads would be moved too.
+
+    Raises:
+        ConfigError: anything the operator can cause.
+        EngineError: a stage failed while it started.
+    """
+    num_stages = config.parallel.pipeline_parallel_size or 1
+    forward = ForwardThread()
+    try:
+        if num_stages == 1:
+            runner = forward.call(lambda: Runner.load(config))
+            return LocalExecutor(runner, forward, wake), runner.info
+        from atom_lite.engine.pipeline import start_pipeline  # torch.distributed: a pipeline only
+
+        executor, stage0 = start_pipeline(config, forward, wake, num_stages=num_stages, pin=pin)
+        return executor, stage0.info
+    except BaseException:
+        forward.stop(LAST_STEP_SECONDS)
+        raise

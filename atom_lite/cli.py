@@ -30,7 +30,6 @@ _OUT_OF_SCOPE = {
     "--data-parallel-size": "data parallelism is out of scope",
     "--limit-mm-per-prompt": "images and audio are out of scope",
     "--quantization": "only GGUF files are read quantized (AWQ and GPTQ are out of scope)",
-    "--enable-dynamic-chunking": "it needs pipeline stages, which are not supported yet",
     "--kv-cache-dtype": "the KV cache has the model's dtype; others are not supported yet",
     "--enable-auto-tool-choice": "tool calling is not supported yet",
     "--tool-call-parser": "tool calling is not supported yet",
@@ -247,5 +246,13 @@ def _check_together(config: Config) -> None:
             f"--max-num-batched-tokens {budget}: must be at least --max-num-seqs ({num_seqs}), "
             "so that every running sequence gets its token in each step"
         )
+    if config.chunking.enable_dynamic_chunking:
+        if config.parallel.pipeline_parallel_size == 1:
+            raise ConfigError(
+                "--enable-dynamic-chunking: there is no pipeline to keep busy with "
+                "--pipeline-parallel-size 1"
+            )
+        if not config.scheduler.enable_chunked_prefill:
+            raise ConfigError("--enable-dynamic-chunking needs --enable-chunked-prefill")
     if config.parallel.tensor_parallel_size > 1:
         raise ConfigError("--tensor-parallel-size: more than 1 rank is not supported yet")

@@ -131,8 +131,8 @@ class SchedulerConfig:
     max_num_seqs: int = setting(64, "Most sequences that run at once.", minimum=1)
     max_num_batched_tokens: int | None = setting(
         None,
-        "Token budget of a step. Default: 512 on a CPU, 2048 on an accelerator for steps that hold "
-        "decodes; steps without any may take up to 2048 and 16384.",
+        "Token budget of a step. Default: 512 on a CPU; on an accelerator 2048 for steps that hold "
+        "decodes and up to 16384 for those that hold none.",
         minimum=1,
     )
     enable_chunked_prefill: bool = setting(
@@ -146,11 +146,46 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkingConfig:
+    """Dynamic chunk sizes, which keep the stages of a pipeline busy along a long prompt."""
+
+    enable_dynamic_chunking: bool = setting(
+        False,
+        "Size prefill chunks from a latency model fitted to this server's own steps. Without "
+        "--pipeline-parallel-size it takes two stages on a CPU.",
+    )
+    dynamic_chunking_policy: str = setting(
+        "makespan",
+        "How a chunk is sized: makespan plans the whole prompt, atom and sglang follow those "
+        "servers' rules, linear is Sarathi-Serve's static schedule, fixed the token budget.",
+        choices=("makespan", "atom", "sglang", "linear", "fixed"),
+    )
+    dynamic_chunking_smooth_factor: float | None = setting(
+        None,
+        "Policies atom and sglang: 1 follows the model, 0 is fixed. Default: "
+        "ATOM_DYNAMIC_CHUNKING_SMOOTH_FACTOR, else 0.75.",
+        minimum=0,
+        maximum=1,
+    )
+    dynamic_chunking_min_chunk_size: int = setting(
+        4096, "Policy atom: least tokens of a chunk.", minimum=1
+    )
+    dynamic_chunking_profile: str | None = setting(
+        None,
+        "File that keeps the fitted model over restarts. Default: none, fit anew.",
+        metavar="FILE",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
     """How the model is spread over devices."""
 
     pipeline_parallel_size: int | None = setting(
-        None, "Pipeline stages. Default: 1.", short="-pp", minimum=1
+        None,
+        "Pipeline stages. Default: 1; with dynamic chunking one per accelerator, or 2 on a CPU.",
+        short="-pp",
+        minimum=1,
     )
     pipeline_layer_partition: str | None = setting(
         None,
@@ -222,6 +257,7 @@ class Config:
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    chunking: ChunkingConfig = ChunkingConfig()
     parallel: ParallelConfig = ParallelConfig()
     server: ServerConfig = ServerConfig()
     observability: ObservabilityConfig = ObservabilityConfig()

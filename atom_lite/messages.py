@@ -212,12 +212,14 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What one step (microbatch) runs. Rows keep the scheduler's order: decodes first.
 
     `drops` are (sequence_id, epoch) that the stages forget before anything else in this plan.
+    `skip_attention` is for timing the linear part alone; what such a step computes is meaningless.
     """
 
     step_id: int
     starts: list[SequenceStart]
     rows: list[StepRow]
     drops: list[tuple[int, int]] = []
+    skip_attention: bool = False
 
 
 class SampledToken(msgspec.Struct, frozen=True, array_like=True):

@@ -27,6 +27,7 @@ from atom_lite.messages import (
 )
 
 if TYPE_CHECKING:
+    from atom_lite.engine.chunking_policy import ChunkingDesk
     from atom_lite.engine.executor import Executor
     from atom_lite.ipc.link import EngineLink
     from atom_lite.scheduler.scheduler import Scheduler
@@ -43,10 +44,18 @@ class Head:
         scheduler: nobody else calls it while the head runs.
         executor: runs the plans; closed at the end.
         link: to the frontend.
+        chunking: learns from the steps' times; None where nothing is to be learned.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, link: EngineLink) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        link: EngineLink,
+        chunking: ChunkingDesk | None = None,
+    ) -> None:
         self._scheduler = scheduler
+        self._chunking = chunking
         self._executor = executor
         self._link = link
         self._step_tokens: list[int] = []
@@ -97,7 +106,10 @@ class Head:
     def _commit_finished(self) -> list[SequenceEvent]:
         events: list[SequenceEvent] = []
         for result in self._executor.take_results():
-            events += self._scheduler.commit(result, time.monotonic())
+            now = time.monotonic()
+            events += self._scheduler.commit(result, now)
+            if self._chunking is not None:
+                self._chunking.finished(result, now)
         return events
 
     def _start_next(self) -> None:
@@ -105,6 +117,8 @@ class Head:
         while (plan := self._scheduler.schedule(time.monotonic())) is not None:
             self._step_tokens.append(sum(row.num_tokens for row in plan.rows))
             self._executor.start(plan)
+            if self._chunking is not None:
+                self._chunking.planned(plan)
 
     def _send(self, events: list[SequenceEvent]) -> None:
         """One frame for all that a turn brought; an empty one is the heartbeat."""

@@ -16,11 +16,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Self
 
+from atom_lite.engine.assembly import assemble
 from atom_lite.engine.executor import LocalExecutor
 from atom_lite.engine.forward_thread import ForwardThread
 from atom_lite.engine.head import Head
-from atom_lite.engine.limits import engine_ready, scheduler_limits
-from atom_lite.engine.start import start_executor
 from atom_lite.errors import EngineError
 from atom_lite.ipc.link import QueueLink
 from atom_lite.messages import (
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from atom_lite.config import Config
-    from atom_lite.engine.executor import Executor, PlanRunner
+    from atom_lite.engine.executor import PlanRunner
     from atom_lite.scheduler.scheduler import SchedulerLimits
 
 
@@ -60,14 +59,9 @@ class Engine:
 
     def __init__(self, config: Config) -> None:
         link = QueueLink()
-        executor, info = start_executor(config, link.wake, pin=False)
-        try:
-            limits = scheduler_limits(config, info)
-        except BaseException:
-            executor.close()
-            raise
-        self.ready: EngineReady = engine_ready(limits, info)
-        self._start(limits, executor, link)
+        assembly = assemble(config, link, pin=False)
+        self.ready: EngineReady = assembly.ready
+        self._start(assembly.scheduler, assembly.head, link)
 
     @classmethod
     def from_parts(cls, limits: SchedulerLimits, runner: PlanRunner, ready: EngineReady) -> Engine:
@@ -75,18 +69,19 @@ class Engine:
         engine = cls.__new__(cls)
         engine.ready = ready
         link = QueueLink()
-        engine._start(limits, LocalExecutor(runner, ForwardThread(), link.wake), link)
+        scheduler = Scheduler(limits)
+        executor = LocalExecutor(runner, ForwardThread(), link.wake)
+        engine._start(scheduler, Head(scheduler, executor, link), link)
         return engine
 
-    def _start(self, limits: SchedulerLimits, executor: Executor, link: QueueLink) -> None:
-        self.scheduler = Scheduler(limits)
+    def _start(self, scheduler: Scheduler, head: Head, link: QueueLink) -> None:
+        self.scheduler = scheduler
         self.stats = EngineStats()
         self._link = link
         self._ids = itertools.count()
         self._queues: dict[int, queue.SimpleQueue[SequenceEvent | EngineError]] = {}
         self._lock = threading.Lock()
         self._failure: str | None = None
-        head = Head(self.scheduler, executor, link)
         self._head_thread = threading.Thread(
             target=self._run_head, args=(head,), name="head", daemon=True
         )

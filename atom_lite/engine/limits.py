@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Literal, cast
 
 from atom_lite.errors import ConfigError
@@ -12,9 +13,30 @@ if TYPE_CHECKING:
     from atom_lite.config import Config
     from atom_lite.worker.runner import RunnerInfo
 
+logger = logging.getLogger(__name__)
+
 # Tokens of a step that holds decodes, and of one that holds none, when no flag says otherwise.
-_CPU_BUDGETS = (512, 2048)
+# A CPU gains nothing from larger steps (4096 tokens of SmolLM2-135M on two Zen 3 cores take 13.9,
+# 15.6, 15.2, 15.4 s in steps of 256, 512, 1024, 2048), and a newcomer waits for the running one.
+_CPU_BUDGETS = (512, 512)
 _ACCELERATOR_BUDGETS = (2048, 16384)
+
+
+def resolve_stages(config: Config, num_accelerators: int) -> int:
+    """How many pipeline stages the flags ask for.
+
+    Dynamic chunking without an explicit size takes one stage per accelerator, or two on a CPU.
+    """
+    if config.parallel.pipeline_parallel_size is not None:
+        return config.parallel.pipeline_parallel_size
+    if not config.chunking.enable_dynamic_chunking:
+        return 1
+    if num_accelerators == 1:
+        logger.warning(
+            "dynamic chunking keeps fixed chunks: one accelerator makes one stage, and there is no "
+            "pipeline to keep busy; --pipeline-parallel-size says otherwise"
+        )
+    return num_accelerators or 2
 
 
 def scheduler_limits(config: Config, info: RunnerInfo) -> SchedulerLimits:
@@ -42,7 +64,7 @@ def scheduler_limits(config: Config, info: RunnerInfo) -> SchedulerLimits:
         eos_token_ids=frozenset(info.eos_token_ids),
         enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
         enable_prefix_caching=config.cache.enable_prefix_caching,
-        pipeline_depth=config.parallel.pipeline_parallel_size or 1,
+        pipeline_depth=info.num_stages,
         scheduling_policy=cast("Literal['fcfs', 'priority']", config.scheduler.scheduling_policy),
     )
 

@@ -133,9 +133,9 @@ class PipelineExecutor:
 
         def step() -> None:
             output = self._runner.run_stage(plan)
-            assert output.hidden is not None
             self._own_seconds[plan.step_id] = output.seconds
-            self._links.hidden.send(plan.step_id, output.hidden)
+            if output.hidden is not None:
+                self._links.hidden.send(plan.step_id, output.hidden)
 
         # The result comes from the last stage; only a failure here needs the head's attention.
         self._forward.start(step, self._wake)
@@ -184,7 +184,9 @@ def start_pipeline(
     topology = Topology(num_stages=num_stages, rank=0)
     store = open_store(Rendezvous(), topology)
     rendezvous = Rendezvous(port=store.port)
-    shares = split_cpus(usable_cpus(), num_stages) if pin else [()] * num_stages
+    shares: list[tuple[Cpu, ...]] = [() for _ in range(num_stages)]
+    if pin:
+        shares = split_cpus(usable_cpus(), num_stages)
     followers = Followers(config, rendezvous, shares)
     if pin:
         pin_process(shares[0])
@@ -193,16 +195,11 @@ def start_pipeline(
     except PipelineError:
         followers.end()
         raise
-    links = Links(
-        control=DistributedHeadLink(topology, groups, wake=wake, timing=LinkTiming()),
-        hidden=DistributedHiddenLink(
-            topology,
-            groups,
-            device=torch.device("cpu"),
-            max_sends_in_flight=num_stages + 1,
-        ),
-        followers=followers,
+    hidden = DistributedHiddenLink(
+        topology, groups, device=torch.device("cpu"), max_sends_in_flight=num_stages + 1
     )
+    control = DistributedHeadLink(topology, groups, wake=wake, timing=LinkTiming())
+    links = Links(control=control, hidden=hidden, followers=followers)
     try:
         place = StagePlace(stage=0, num_stages=num_stages)
         runner = forward.call(lambda: Runner.load(config, place))

@@ -51,16 +51,11 @@ def main() -> int:
 
 def _serve(config: Config, link: SocketLink) -> int:
     # torch is imported here, after the checks above: a bad address or config fails in milliseconds
-    from atom_lite.engine.head import Head
-    from atom_lite.engine.limits import engine_ready, scheduler_limits
-    from atom_lite.engine.start import start_executor
-    from atom_lite.scheduler.scheduler import Scheduler
+    from atom_lite.engine.assembly import assemble
 
-    executor, info = start_executor(config, link.wake, pin=True)
-    limits = scheduler_limits(config, info)
-    head = Head(Scheduler(limits), executor, link)
-    link.send(engine_ready(limits, info))
-    return 0 if head.run() else 1
+    engine = assemble(config, link, pin=True)
+    link.send(engine.ready)
+    return 0 if engine.head.run() else 1
 
 
 def _read_line(descriptor: int) -> bytes:

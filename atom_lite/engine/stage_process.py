@@ -5,7 +5,8 @@ states arrive while this one runs; the forward thread loads the layers and runs 
 input carries one line of JSON (`StageSpec`) and then stays open as the lifeline: a stage never
 outlives its head.
 
-Exit codes: 0 after the head closed, 1 after a failure here, 3 when the head is gone.
+Exit codes: 0 after the head closed, 1 after a failure here, 2 for what the operator asked for
+and cannot have, 3 when the head is gone.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 
 from atom_lite.config import Config
 from atom_lite.engine.forward_thread import ForwardThread
+from atom_lite.errors import ConfigError
 from atom_lite.messages import StepPlan, StepResult
 from atom_lite.observability.logs import configure_logging
 from atom_lite.parallel.affinity import Cpu, pin_process
@@ -88,13 +90,15 @@ class Stage:
         while (item := self._link.receive_plan()) is not None:
             step_id, body = item
             plan = decoder.decode(body)
-            shape, dtype = self._runner.hidden_layout(plan)
-            receive = self._hidden.post_receive(step_id, shape, dtype)
+            receive = None
+            if plan.rows:  # a plan without rows only says what to forget
+                shape, dtype = self._runner.hidden_layout(plan)
+                receive = self._hidden.post_receive(step_id, shape, dtype)
             self._start(self._runner, plan, receive)
         self._forward.stop(1.0)  # it may wait for a neighbour that hangs
         return 0
 
-    def _start(self, runner: Runner, plan: StepPlan, receive: PostedReceive) -> None:
+    def _start(self, runner: Runner, plan: StepPlan, receive: PostedReceive | None) -> None:
         def step() -> None:
             try:
                 self._run_step(runner, plan, receive)
@@ -105,8 +109,8 @@ class Stage:
 
         self._forward.start(step, lambda: None)
 
-    def _run_step(self, runner: Runner, plan: StepPlan, receive: PostedReceive) -> None:
-        output = runner.run_stage(plan, receive.wait)
+    def _run_step(self, runner: Runner, plan: StepPlan, receive: PostedReceive | None) -> None:
+        output = runner.run_stage(plan, None if receive is None else receive.wait)
         if output.hidden is not None:
             self._hidden.send(plan.step_id, output.hidden)
         elif self._topology.returns_results:
@@ -145,6 +149,9 @@ def _load_and_run(spec: StageSpec, store: TCPStore, link: StageLink, hidden: Hid
     stage = Stage(spec, link, hidden)
     try:
         stage.load(spec, store)
+    except ConfigError as error:
+        link.report_failure(str(error))
+        return 2
     except Exception as error:
         logger.exception("%s could not load", spec.topology.describe(spec.topology.rank))
         link.report_failure(f"{type(error).__name__}: {error}")

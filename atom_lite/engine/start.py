@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from atom_lite.engine.executor import LAST_STEP_SECONDS, Executor, LocalExecutor
 from atom_lite.engine.forward_thread import ForwardThread
+from atom_lite.engine.limits import resolve_stages
+from atom_lite.worker.device import count_accelerators
 from atom_lite.worker.runner import Runner, RunnerInfo
 
 if TYPE_CHECKING:
@@ -29,9 +31,9 @@ def start_executor(
         ConfigError: anything the operator can cause.
         EngineError: a stage failed while it started.
     """
-    num_stages = config.parallel.pipeline_parallel_size or 1
     forward = ForwardThread()
     try:
+        num_stages = resolve_stages(config, forward.call(lambda: count_accelerators(config)))
         if num_stages == 1:
             runner = forward.call(lambda: Runner.load(config))
             return LocalExecutor(runner, forward, wake), runner.info

@@ -35,7 +35,7 @@ class Step:
 
     cos: Tensor  # [T, 1, D]
     sin: Tensor
-    prepared: Any  # the backend's own
+    prepared: Any  # the backend's own; None skips attention
 
 
 class Attention:
@@ -79,6 +79,9 @@ class Attention:
         if self._qk_norm is not None:
             rotated.copy_(self._qk_norm.forward(rotated))
         rotate_(rotated, step.cos, step.sin)
+        if step.prepared is None:
+            queries = heads[:, : self._num_heads].reshape(x.shape[0], -1)
+            return self._output.forward(queries)
         attended = self._backend.attend(
             heads[:, : self._num_heads],
             heads[:, self._num_heads : -self._num_kv_heads],
@@ -168,7 +171,7 @@ class Decoder:
         inputs: Tensor,
         positions: Tensor,
         kv: list[LayerKV],
-        metadata: AttentionMetadata,
+        metadata: AttentionMetadata | None,
     ) -> Tensor:
         """Run one step.
 
@@ -177,13 +180,15 @@ class Decoder:
                 of the stage before, written.
             positions: [T] int64, of each token in its sequence.
             kv: the cache of each layer, written at the step's slots.
-            metadata: how the tokens belong to sequences.
+            metadata: how the tokens belong to sequences; None leaves attention out, to time the
+                rest alone.
 
         Returns:
             [T, E], hidden states; after the final norm in the last stage.
         """
         cos, sin = self._rope.select(positions)
-        step = Step(cos, sin, self._backend.prepare(metadata))
+        prepared = None if metadata is None else self._backend.prepare(metadata)
+        step = Step(cos, sin, prepared)
         x = inputs if self._embedding is None else self._embedding.forward(inputs)
         for layer, layer_kv in zip(self._layers, kv, strict=True):
             layer.forward(x, layer_kv, step)

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from atom_lite.chunking.planners.fixed import FixedPlanner
+from atom_lite.chunking.report import ChunkReport
 from atom_lite.errors import EngineError, RequestError
 from atom_lite.kv.allocator import KVAllocator
 from atom_lite.kv.prefix_cache import extend_digests, root_digest
@@ -29,7 +31,6 @@ from atom_lite.messages import (
     SubmitSequence,
     TokensGenerated,
 )
-from atom_lite.scheduler.chunk_size import ChunkPlanner, FixedBudget
 from atom_lite.scheduler.in_flight import Flight, InFlight, tokens_that_count
 from atom_lite.scheduler.limits import SchedulerLimits
 from atom_lite.scheduler.policies.stall_free import StallFree
@@ -39,6 +40,7 @@ from atom_lite.scheduler.step_builder import Machinery, StepBuilder
 from atom_lite.scheduler.stopping import Stop, find_stop, max_output_tokens
 
 if TYPE_CHECKING:
+    from atom_lite.chunking.planner import ChunkPlanner
     from atom_lite.scheduler.policies.policy import BatchingPolicy
 
 __all__ = ["Scheduler", "SchedulerLimits"]
@@ -51,6 +53,8 @@ class Scheduler:
         limits: resolved numbers.
         policy: order and admission. Default: stall-free.
         planner: chunk size. Default: all that the budget leaves.
+        report: counts the chunks that are placed.
+        first_step_id: step ids count up from here; those below have been used on the same stages.
 
     Raises:
         ConfigError: limits under which some sequence could never run.
@@ -62,6 +66,8 @@ class Scheduler:
         *,
         policy: BatchingPolicy | None = None,
         planner: ChunkPlanner | None = None,
+        report: ChunkReport | None = None,
+        first_step_id: int = 0,
     ) -> None:
         limits.check()
         self._limits = limits
@@ -71,9 +77,12 @@ class Scheduler:
         )
         self._roster = Roster(self._allocator)
         self._in_flight = InFlight(limits.pipeline_depth)
-        self._machinery = Machinery(limits, self._roster, self._allocator, planner or FixedBudget())
+        self._planner = planner or FixedPlanner()
+        self._machinery = Machinery(
+            limits, self._roster, self._allocator, self._planner, report or ChunkReport()
+        )
         self._num_submitted = 0
-        self._next_step_id = 0
+        self._next_step_id = first_step_id
         self._counters = dict.fromkeys(
             (
                 "num_steps",
@@ -132,6 +141,7 @@ class Scheduler:
         """
         if not self._in_flight.has_room or not len(self._roster):
             return None
+        self._planner.begin_step(len(self._roster.prefilling) + len(self._roster.waiting))
         share = self._in_flight.decode_share(len(self._roster.decoding))
         step = StepBuilder(self._machinery, self._next_step_id, now, share)
         self._policy.fill(step)
@@ -231,6 +241,7 @@ class Scheduler:
         error: str | None = None,
     ) -> SequenceFinished:
         self._roster.finish(sequence)
+        self._planner.forget(sequence.sequence_id)
         return SequenceFinished(
             sequence_id=sequence.sequence_id,
             reason=reason,

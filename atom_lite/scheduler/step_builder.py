@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from atom_lite.chunking.planner import ChunkDecision, ChunkRequest
 from atom_lite.kv.prefix_cache import extend_digests
 from atom_lite.messages import SequenceStart, StepRow
 from atom_lite.scheduler.in_flight import Flight, FlightRow
 from atom_lite.scheduler.sequence import State
 
 if TYPE_CHECKING:
+    from atom_lite.chunking.planner import ChunkPlanner
+    from atom_lite.chunking.report import ChunkReport
     from atom_lite.kv.allocator import KVAllocator
-    from atom_lite.scheduler.chunk_size import ChunkPlanner
     from atom_lite.scheduler.limits import SchedulerLimits
     from atom_lite.scheduler.roster import Roster
     from atom_lite.scheduler.sequence import Sequence
@@ -37,6 +39,7 @@ class Machinery(NamedTuple):
     roster: Roster
     allocator: KVAllocator
     planner: ChunkPlanner
+    report: ChunkReport
 
 
 class StepBuilder:
@@ -51,6 +54,7 @@ class StepBuilder:
         self._roster = machinery.roster
         self._allocator = machinery.allocator
         self._planner = machinery.planner
+        self._report = machinery.report
         self._now = now
         self._decode_share = decode_share
         self.flight = Flight(step_id, [])
@@ -126,23 +130,24 @@ class StepBuilder:
 
     def place_chunk(self, sequence: Sequence) -> bool:
         """Place the next chunk of a partial prefill, as far as budget and blocks go."""
-        num_tokens = self._chunk_tokens(
-            sequence.num_scheduled_tokens, sequence.num_prefill_tokens_left
+        chunk = self._next_chunk(
+            sequence, sequence.num_scheduled_tokens, sequence.num_prefill_tokens_left
         )
         slots = len(sequence.block_ids) + self._allocator.num_available
         fitting = slots * self._limits.block_size - sequence.num_scheduled_tokens
-        num_tokens = min(num_tokens, fitting)
+        num_tokens = min(chunk.tokens, fitting)
         if num_tokens <= 0:
             return False
         self._place(sequence, num_tokens, is_decode=False)
+        self._report.count(chunk._replace(tokens=num_tokens))
         return True
 
     def admit(self, admission: Admission) -> bool:
         """Start a waiting sequence with its first chunk, unless the planner gives it none now."""
         sequence, cached, left = admission
         prefix = len(cached) * self._limits.block_size
-        num_tokens = self._chunk_tokens(prefix, left)
-        if num_tokens <= 0:
+        chunk = self._next_chunk(sequence, prefix, left)
+        if chunk.tokens <= 0:
             return False
         if sequence.first_scheduled_time is None:
             sequence.first_scheduled_time = self._now
@@ -161,23 +166,29 @@ class StepBuilder:
                 script=sequence.submission.script,
             )
         )
-        self._place(sequence, num_tokens, is_decode=False)
+        self._place(sequence, chunk.tokens, is_decode=False)
+        self._report.count(chunk)
         return True
 
     # ------------------------------------------------------------ inside
 
-    def _chunk_tokens(self, prefix_tokens: int, remaining_tokens: int) -> int:
+    def _next_chunk(
+        self, sequence: Sequence, prefix_tokens: int, remaining_tokens: int
+    ) -> ChunkDecision:
+        """How many tokens of a prompt go into this step; 0 for none."""
         if self.whole_prompts:
-            fits = remaining_tokens <= self.budget_left
-            return remaining_tokens if fits or not self.rows else 0
+            fits = remaining_tokens <= self.budget_left or not self.rows
+            return ChunkDecision(remaining_tokens if fits else 0, "whole_prompt")
         if self.budget_left <= 0:
-            return 0
-        wish = self._planner.chunk_tokens(
+            return ChunkDecision(0, "fixed")
+        request = ChunkRequest(
+            sequence_id=sequence.sequence_id,
             prefix_tokens=prefix_tokens,
             remaining_tokens=remaining_tokens,
             budget_tokens=self.budget_left,
         )
-        return min(wish, remaining_tokens, self.budget_left)
+        decision = self._planner.next_chunk(request)
+        return decision._replace(tokens=min(decision.tokens, request.most_tokens))
 
     def _make_room_for(self, sequence: Sequence) -> bool:
         """See that one block is available to a decode, the latest sequence giving way first."""
@@ -187,6 +198,7 @@ class StepBuilder:
             if victim is sequence and self._a_later_one_is_in_flight(sequence):
                 return False
             self._roster.preempt(victim)
+            self._planner.forget(victim.sequence_id)
             if victim is sequence:
                 return False
         return True

@@ -5,9 +5,14 @@ Runs once per stage at start, before anything is allocated.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from atom_lite.errors import ConfigError
+
+if TYPE_CHECKING:
+    from atom_lite.config import Config
 
 
 def resolve_device(name: str) -> torch.device:
@@ -23,6 +28,11 @@ def resolve_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cpu")
     raise ConfigError(f"--device {name}: torch {torch.__version__} sees no such device here")
+
+
+def count_accelerators(config: Config) -> int:
+    """How many accelerators the flags leave to the engine; 0 on a CPU."""
+    return torch.cuda.device_count() if resolve_device(config.model.device).type == "cuda" else 0
 
 
 def set_threads(threads: int | None) -> None:

@@ -52,6 +52,8 @@ class RunnerInfo:
 
     num_blocks: int
     max_model_len: int  # tokens, prompt plus output
+    num_stages: int
+    layers_per_stage: tuple[int, ...]
     vocab_size: int
     hidden_size: int
     eos_token_ids: tuple[int, ...]
@@ -134,7 +136,8 @@ class Runner:
         # Before the weights, which take seconds: what cannot work should fail at once.
         check_model_len(config.model.max_model_len, spec.max_position_embeddings)
         partition = config.parallel.pipeline_layer_partition
-        layers = partition_layers(spec, place.num_stages, partition)[place.stage]
+        stages = partition_layers(spec, place.num_stages, partition)
+        layers = stages[place.stage]
         dtype = choose_dtype(config.model.dtype, device, spec)
         backend = select_backend(config.model.attention_backend, device)
         decoder = load_model(
@@ -151,7 +154,7 @@ class Runner:
             config = _with_pool_blocks(config, place.pool_blocks())
         pool = allocate_pool(config, spec, backend, dtype, device, num_layers=layers.count)
         defaults = sampling_defaults(config.model.generation_config, checkpoint)
-        info = runner_info(spec, dtype, device, pool, defaults, decoder.weight_bytes())
+        info = runner_info(spec, stages, dtype, device, pool, defaults, decoder.weight_bytes())
         return cls(config, info, decoder, pool, layers)
 
     def reset(self) -> None:
@@ -187,7 +190,10 @@ class Runner:
         arriving = inputs.token_ids if receive is None else receive()
         self._timer.start()
         hidden = self._decoder.forward(
-            arriving, inputs.positions, self._pool.layers, inputs.metadata
+            arriving,
+            inputs.positions,
+            self._pool.layers,
+            None if plan.skip_attention else inputs.metadata,
         )
         self._timer.stop()
         if not self.layers.is_last:
@@ -231,6 +237,7 @@ class Runner:
 
 def runner_info(
     spec: ModelSpec,
+    stages: list[StageLayers],
     dtype: torch.dtype,
     device: torch.device,
     pool: KVPool,
@@ -241,6 +248,8 @@ def runner_info(
     return RunnerInfo(
         num_blocks=pool.num_blocks,
         max_model_len=pool.max_model_len,
+        num_stages=len(stages),
+        layers_per_stage=tuple(stage.count for stage in stages),
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
         eos_token_ids=tuple(spec.eos_token_ids),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from atom_lite.chunking.planner import ChunkDecision, ChunkRequest
 from atom_lite.messages import (
     SampledToken,
     SamplingParams,
@@ -25,8 +26,14 @@ class CappedChunks:
     def __init__(self, largest_chunk: int) -> None:
         self._largest_chunk = largest_chunk
 
-    def chunk_tokens(self, *, prefix_tokens: int, remaining_tokens: int, budget_tokens: int) -> int:
-        return min(remaining_tokens, budget_tokens, self._largest_chunk)
+    def begin_step(self, num_prefills: int) -> None:
+        pass
+
+    def next_chunk(self, request: ChunkRequest) -> ChunkDecision:
+        return ChunkDecision(min(request.most_tokens, self._largest_chunk), "schedule")
+
+    def forget(self, sequence_id: int) -> None:
+        pass
 
 
 def make_limits(**changes: Any) -> SchedulerLimits:

@@ -12,6 +12,7 @@ import pytest
 
 from atom_lite.config import (
     CacheConfig,
+    ChunkingConfig,
     Config,
     ModelConfig,
     ParallelConfig,
@@ -114,3 +115,16 @@ def test_a_stage_that_cannot_start_fails_the_start(config: Config) -> None:
                 parallel=ParallelConfig(pipeline_parallel_size=2, pipeline_layer_partition="1,x"),
             )
         )
+
+
+@pytest.mark.parametrize("policy", ["makespan", "atom", "sglang", "linear", "fixed"])
+def test_every_chunk_policy_gives_the_same_tokens(
+    config: Config, expected: list[list[int]], policy: str
+) -> None:
+    chunking = ChunkingConfig(
+        enable_dynamic_chunking=True,
+        dynamic_chunking_policy=policy,
+        dynamic_chunking_min_chunk_size=8,
+    )
+    budget = dataclasses.replace(config.scheduler, max_num_batched_tokens=256)
+    assert outputs(dataclasses.replace(config, chunking=chunking, scheduler=budget)) == expected

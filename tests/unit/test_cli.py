@@ -49,7 +49,9 @@ def test_counts_take_suffixes(text: str, count: int) -> None:
         (["--enable-lora"], "LoRA is out of scope"),
         (["--quantization", "awq"], "AWQ"),
         (["--max-num-seqs", "16", "--max-num-batched-tokens", "15"], "--max-num-seqs (16)"),
-        (["--pipeline-parallel-size", "2"], "not supported yet"),
+        (["--enable-dynamic-chunking", "-pp", "1"], "--pipeline-parallel-size 1"),
+        (["--enable-dynamic-chunking", "--no-enable-chunked-prefill"], "--enable-chunked-prefill"),
+        (["--dynamic-chunking-smooth-factor", "1.5"], "must be at most 1"),
     ],
 )
 def test_mistakes_name_the_flag_and_the_limit(argv: list[str], named: str) -> None:

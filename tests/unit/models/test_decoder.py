@@ -102,12 +102,18 @@ def test_sharded_safetensors_give_the_same_model(tmp_path: Path) -> None:
     sharded.check(run)
 
 
-def test_weight_bytes_count_a_tied_head_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("packs", [True, False])
+def test_weight_bytes_count_a_tied_head_where_it_is_a_packed_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packs: bool
+) -> None:
+    if not packs:
+        monkeypatch.setattr("atom_lite.layers.linear.can_pack", lambda weight: False)
+        monkeypatch.setattr("atom_lite.models.registry.can_pack", lambda weight: False)
     model = make_model(CONFIGS["llama-tied-llama3-rope"])
     save(model, tmp_path)
-    assert load(model, tmp_path).decoder.weight_bytes() == 4 * sum(
-        parameter.numel() for parameter in model.parameters()
-    )
+    stored = sum(parameter.numel() for parameter in model.parameters())
+    copied = model.lm_head.weight.numel() if packs else 0
+    assert load(model, tmp_path).decoder.weight_bytes() == 4 * (stored + copied)
 
 
 def test_unpacked_weights_give_the_same_logits(

@@ -1,0 +1,74 @@
+"""Puts scheduler, chunk-size policy and executor together, for both ways to run the engine."""
+
+from __future__ import annotations
+
+import platform
+from typing import TYPE_CHECKING, NamedTuple
+
+from atom_lite.chunking.profile import Fingerprint
+from atom_lite.engine.chunking_policy import ChunkingDesk, make_controller
+from atom_lite.engine.head import Head
+from atom_lite.engine.limits import engine_ready, scheduler_limits
+from atom_lite.engine.start import start_executor
+from atom_lite.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from atom_lite.config import Config
+    from atom_lite.ipc.link import EngineLink
+    from atom_lite.messages import EngineReady
+    from atom_lite.worker.runner import RunnerInfo
+
+
+class Assembly(NamedTuple):
+    """An engine that is ready to run."""
+
+    head: Head
+    scheduler: Scheduler
+    ready: EngineReady
+
+
+def assemble(config: Config, link: EngineLink, *, pin: bool) -> Assembly:
+    """Load the model and whatever the policy wants to know before the first request.
+
+    Args:
+        config: the whole tree.
+        link: to the frontend.
+        pin: keep the stages of a pipeline on cores of their own.
+
+    Raises:
+        ConfigError: anything the operator can cause.
+        EngineError: a stage failed.
+    """
+    executor, info = start_executor(config, link.wake, pin=pin)
+    try:
+        limits = scheduler_limits(config, info)
+        controller = make_controller(config, limits)
+        chunking = ChunkingDesk(
+            controller,
+            _fingerprint(config, info),
+            profile_path=config.chunking.dynamic_chunking_profile,
+            block_size=limits.block_size,
+            vocab_size=info.vocab_size,
+        )
+        first_step_id = chunking.load(executor)
+        scheduler = Scheduler(
+            limits,
+            planner=controller.planner,
+            report=controller.report,
+            first_step_id=first_step_id,
+        )
+    except BaseException:
+        executor.close()
+        raise
+    head = Head(scheduler, executor, link, chunking)
+    return Assembly(head, scheduler, engine_ready(limits, info))
+
+
+def _fingerprint(config: Config, info: RunnerInfo) -> Fingerprint:
+    return Fingerprint(
+        model=f"{config.model.model} {info.architecture}",
+        dtype=info.dtype,
+        device=f"{info.device} {platform.processor() or platform.machine()}",
+        num_threads=config.model.threads or 0,
+        layers_per_stage=info.layers_per_stage,
+    )

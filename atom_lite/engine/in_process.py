@@ -64,22 +64,23 @@ class Engine:
         try:
             runner = forward.call(lambda: Runner.load(config))
             limits = scheduler_limits(config, runner.info)
+            scheduler = Scheduler(limits)
         except BaseException:
             forward.stop(_STOP_SECONDS)
             raise
         self.ready: EngineReady = engine_ready(limits, runner.info)
-        self._start(limits, runner, forward)
+        self._start(scheduler, runner, forward)
 
     @classmethod
     def from_parts(cls, limits: SchedulerLimits, runner: PlanRunner, ready: EngineReady) -> Engine:
         """An engine over a runner that is already there, e.g. to reuse loaded weights."""
         engine = cls.__new__(cls)
         engine.ready = ready
-        engine._start(limits, runner, ForwardThread())
+        engine._start(Scheduler(limits), runner, ForwardThread())
         return engine
 
-    def _start(self, limits: SchedulerLimits, runner: PlanRunner, forward: ForwardThread) -> None:
-        self.scheduler = Scheduler(limits)
+    def _start(self, scheduler: Scheduler, runner: PlanRunner, forward: ForwardThread) -> None:
+        self.scheduler = scheduler
         self.stats = EngineStats()
         self._link = QueueLink()
         self._ids = itertools.count()
@@ -103,7 +104,7 @@ class Engine:
         cache_salt: str | None = None,
         script: list[int] | None = None,
     ) -> int:
-        """Queue a sequence and return its id; read its events with `events(id)`."""
+        """Queue a sequence and return its id; its events are kept until `events(id)` reads them."""
         sequence_id = next(self._ids)
         message = SubmitSequence(
             sequence_id=sequence_id,
@@ -124,22 +125,26 @@ class Engine:
     def events(self, sequence_id: int) -> Iterator[SequenceEvent]:
         """Events of one sequence up to and with its SequenceFinished; read once.
 
+        Leaving the iteration early aborts the sequence: nobody could read the rest.
+
         Raises:
             EngineError: the engine failed or was closed before the sequence ended.
         """
         with self._lock:
             inbox = self._queues[sequence_id]
+        ended = False
         try:
-            while True:
+            while not ended:
                 event = inbox.get()
                 if isinstance(event, EngineError):
                     raise event
+                ended = isinstance(event, SequenceFinished)
                 yield event
-                if isinstance(event, SequenceFinished):
-                    return
         finally:
             with self._lock:
                 self._queues.pop(sequence_id, None)
+            if not ended:
+                self.abort(sequence_id)
 
     def generate(
         self, prompt_token_ids: list[int], sampling: SamplingParams

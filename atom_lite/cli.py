@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import sys
 import tomllib
@@ -35,6 +36,7 @@ _OUT_OF_SCOPE = {
     "--tool-call-parser": "tool calling is not supported yet",
     "--reasoning-parser": "reasoning parsers are not supported yet",
 }
+_INT_LIMIT = 2**63
 _SUFFIXES = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
 
 
@@ -220,11 +222,41 @@ def _build(settings: dict[str, Any]) -> Config:
             key = f"{table.name}.{field.name}"
             if key in settings:
                 _check_range(field, settings[key])
+                _check_usable(field, settings[key])
                 values[field.name] = settings[key]
         sections[table.name] = section(**values)
     config = Config(**sections)
     _check_together(config)
     return config
+
+
+def _check_usable(field: dataclasses.Field[Any], value: Any) -> None:
+    """Refuse values of the right type that nothing can be done with, or that mean an accident.
+
+    An empty word mostly is a shell variable that is not set: as an API key it would let everybody
+    in, as a host it would mean every interface.
+    """
+    flag = "--" + field.name.replace("_", "-")
+    for item in value if isinstance(value, tuple) else (value,):
+        if isinstance(item, str):
+            if not item and field.default != "":
+                raise ConfigError(f"{flag}: must not be empty")
+            if not _is_unicode(item):
+                raise ConfigError(f"{flag} {item!a}: is not valid UTF-8")
+            if field.name == "api_key" and any(c.isspace() or not c.isprintable() for c in item):
+                raise ConfigError(f"{flag}: a key with spaces in it cannot be sent in a header")
+        elif isinstance(item, float) and not math.isfinite(item):
+            raise ConfigError(f"{flag} {item}: must be a finite number")
+        elif isinstance(item, int) and abs(item) >= _INT_LIMIT:
+            raise ConfigError(f"{flag} {item}: must be less than {_INT_LIMIT}")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes of the command line that were no UTF-8
+        return False
+    return True
 
 
 def _check_range(field: dataclasses.Field[Any], value: Any) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 import sys
@@ -26,6 +25,7 @@ import msgspec
 import uvicorn
 
 from atom_lite.api.app import create_app
+from atom_lite.config import CacheConfig
 from atom_lite.errors import ConfigError, EngineError
 from atom_lite.ipc.remote_engine import RemoteEngine
 from atom_lite.models.checkpoint import resolve_checkpoint
@@ -79,6 +79,23 @@ def describe_engine(ready: EngineReady) -> str:
     )
 
 
+def ignored_settings(config: Config, ready: EngineReady, checkpoint: Checkpoint) -> list[str]:
+    """What the operator asked for and this start has no use for, each with the reason."""
+    cache, model = config.cache, config.model.model
+    found = []
+    if cache.gpu_memory_utilization != CacheConfig().gpu_memory_utilization:
+        if ready.device == "cpu":
+            found.append("--gpu-memory-utilization: the model runs on a CPU")
+        elif cache.num_gpu_blocks_override or cache.kv_cache_memory_bytes:
+            found.append("--gpu-memory-utilization: the KV cache's size is given")
+    if cache.kv_cache_memory_bytes and cache.num_gpu_blocks_override:
+        found.append("--kv-cache-memory-bytes: --num-gpu-blocks-override goes before it")
+    is_local = checkpoint.kind == "gguf" if model is None else Path(model).expanduser().exists()
+    if config.model.revision is not None and is_local:
+        found.append(f"--revision: the model comes from {checkpoint.path}, not from the hub")
+    return found
+
+
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
     if sys.platform == "win32":
         return None
@@ -94,11 +111,15 @@ def _bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-    except (OSError, OverflowError) as error:
+    except (OSError, ValueError, OverflowError) as error:  # ValueError: no host name at all
         listener.close()
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"--host {host} --port {port}: {reason}") from error
+        raise _cannot_listen(host, port, error) from error
     return listener
+
+
+def _cannot_listen(host: str, port: int, error: Exception) -> ConfigError:
+    reason = getattr(error, "strerror", None) or str(error)
+    return ConfigError(f"--host {host} --port {port}: {reason}")
 
 
 class _HttpServer(uvicorn.Server):
@@ -132,7 +153,7 @@ class _Frontend:
             app = await self._start_app(engine)
             if app is None:
                 return 0
-            return await self._serve_http(app, engine, watcher)
+            return await self._serve_http(app, engine)
         except EngineError as error:
             logger.error("the engine could not start: %s", error)
             return 1
@@ -153,7 +174,6 @@ class _Frontend:
             loop.add_signal_handler(name, on_signal)
 
     async def _start_engine(self, engine: RemoteEngine) -> asyncio.subprocess.Process:
-        environment = dict(os.environ)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -161,7 +181,6 @@ class _Frontend:
             engine.requests_address,
             engine.events_address,
             stdin=asyncio.subprocess.PIPE,
-            env=environment,
             start_new_session=True,
         )
         assert process.stdin is not None
@@ -192,14 +211,14 @@ class _Frontend:
             return None
         ready, tokenizer = starting.result()
         logger.info("%s", describe_engine(ready))
+        for reason in ignored_settings(self._config, ready, self._checkpoint):
+            logger.warning("ignored: %s", reason)
         names = self._config.model.served_model_name or (self._checkpoint.name,)
         metrics = Metrics(self._config, ready, names[0])
         engine.on_frame = metrics.observe_engine
         return create_app(self._config, engine, tokenizer, model_name=names[0], metrics=metrics)
 
-    async def _serve_http(
-        self, app: FastAPI, engine: RemoteEngine, watcher: asyncio.Task[None]
-    ) -> int:
+    async def _serve_http(self, app: FastAPI, engine: RemoteEngine) -> int:
         server = _HttpServer(
             uvicorn.Config(
                 app,
@@ -212,20 +231,35 @@ class _Frontend:
             )
         )
         serving = asyncio.create_task(server.serve(sockets=[self._listener]))
-        background = [asyncio.create_task(self._announce(server))]
+        background: list[asyncio.Task[Any]] = [asyncio.create_task(self._announce(server))]
         if not self._config.observability.disable_log_stats:
             background.append(asyncio.create_task(run_status_line(engine)))
         stopped = asyncio.create_task(self._stop.wait())
-        await asyncio.wait({serving, watcher, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if watcher.done() and not self._stop.is_set():
-            code = await self._outlive_engine()
-        else:
-            code = await self._drain(app, server)
-        server.should_exit = True
-        for task in (stopped, *background):
-            task.cancel()
-        await asyncio.gather(serving, stopped, *background, return_exceptions=True)
-        return code
+        failed = asyncio.create_task(engine.wait_failed())
+        background += [stopped, failed]
+        try:
+            await asyncio.wait({serving, failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                return self._explain_end(serving)
+            if failed.done() and not self._stop.is_set():
+                return await self._outlive_engine()
+            return await self._drain(app, server)
+        finally:
+            server.should_exit = True
+            for task in background:
+                task.cancel()
+            await asyncio.gather(serving, *background, return_exceptions=True)
+
+    def _explain_end(self, serving: asyncio.Task[None]) -> int:
+        """The HTTP server ended by itself, which only happens when it cannot begin.
+
+        Binding a port does not take it from others that bind it too; listening does.
+        """
+        error = serving.exception()
+        if isinstance(error, OSError):
+            raise _cannot_listen(self._config.server.host, self._config.server.port, error)
+        logger.error("the HTTP server ended", exc_info=error)
+        return 1
 
     async def _announce(self, server: _HttpServer) -> None:
         while not server.started:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from atom_lite.cli import parse_config
@@ -14,16 +15,20 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         0 after a clean stop, 1 when the engine died, 2 for a mistake in flags, files or checkpoint.
     """
+    # Until the server has its own handlers, both signals mean: nothing runs yet, just leave.
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         config = parse_config(sys.argv[1:] if argv is None else argv)
         from atom_lite.launch import serve  # HTTP and text libraries are not needed for --help
 
         return serve(config)
     except ConfigError as error:
-        sys.stderr.write(f"atom_lite: error: {error}\n")
+        sys.stderr.write(f"atom_lite: error: {' '.join(str(error).splitlines())}\n")
         return 2
     except KeyboardInterrupt:
-        return 130
+        return 0
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 if __name__ == "__main__":

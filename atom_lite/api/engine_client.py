@@ -28,6 +28,11 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def responding(self) -> bool:
+        """False while a living engine has been silent for too long; it may come back."""
+        ...
+
+    @property
     def stats(self) -> EngineStats:
         """The latest snapshot; a new object for each frame."""
         ...

@@ -147,7 +147,7 @@ async def _on_fault(_request: Request, error: Exception) -> Response:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    path = shown(request.url.path)
+    path = shown(request.scope["path"])  # request.url fails on a query that is no UTF-8
     if error.status_code == 404:
         return error_response(404, f"No such path: {path}", code="not_found")
     if error.status_code == 405:

@@ -116,7 +116,6 @@ class Frontend:
         body: GenerationRequest,
         prompts: list[list[int]],
         *,
-        max_tokens: int | None,
         default_max_tokens: int | None = None,
     ) -> Generation:
         """A generation that is ready to start.
@@ -124,18 +123,19 @@ class Frontend:
         Args:
             body: the validated request.
             prompts: token ids; one sequence each.
-            max_tokens: what the client asked for.
-            default_max_tokens: else this much, as far as it fits; None means all that fits.
+            default_max_tokens: this much where the client says nothing, as far as it fits; None
+                means all that fits.
 
         Raises:
             RequestError: 400 where a prompt or a parameter cannot be served, 503 where the server
                 takes no work now.
         """
         check_xargs(body)
+        self._check_priority(body)
         script = self.sampling.script(body)
         planned = []
         for prompt in prompts:
-            limit = self._max_tokens(body, len(prompt), max_tokens, default_max_tokens)
+            limit = self._max_tokens(body, len(prompt), default_max_tokens)
             planned.append((prompt, self.sampling.build(body, limit)))
         self._admit(len(prompts))
         return Generation(
@@ -183,10 +183,15 @@ class Frontend:
             hidden.update(self.engine.ready.eos_token_ids)
         return SequenceOutput(index, message, text, record, frozenset(hidden))
 
-    def _max_tokens(
-        self, body: GenerationRequest, num_prompt: int, asked: int | None, default: int | None
-    ) -> int:
-        ready = self.engine.ready
+    def _check_priority(self, body: GenerationRequest) -> None:
+        if body.priority and self.config.scheduler.scheduling_policy != "priority":
+            raise RequestError(
+                f"'priority' = {body.priority} needs a server with --scheduling-policy priority",
+                param="priority",
+            )
+
+    def _max_tokens(self, body: GenerationRequest, num_prompt: int, default: int | None) -> int:
+        ready, asked = self.engine.ready, body.asked_max_tokens
         limit = ready.max_model_len
         if num_prompt == 0:
             raise RequestError(

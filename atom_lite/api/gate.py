@@ -46,6 +46,9 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        method = scope["method"] if scope["method"] in _METHODS else "OTHER"
+        if method == "HEAD":  # of every GET; the HTTP server leaves the body out
+            scope = {**scope, "method": "GET"}
         state = scope.setdefault("state", {})
         state["request_id"] = _request_id(scope)
         status = CLIENT_CLOSED_REQUEST
@@ -69,7 +72,6 @@ class Gate:
             raise
         finally:
             seconds = time.perf_counter() - started
-            method = scope["method"] if scope["method"] in _METHODS else "OTHER"
             self._metrics.observe_http(_handler(scope), method, status, seconds)
 
     def _admits(self, scope: Scope) -> bool:

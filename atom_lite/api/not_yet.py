@@ -38,6 +38,14 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "length_penalty": (1,),
     "repetition_detection": (),
+    "repeat_penalty": (1,),
+    "typical_p": (1,),
+    "mirostat": (0,),
+    "dry_multiplier": (0,),
+    "xtc_probability": (0,),
+    "dynatemp_range": (0,),
+    "custom_logit_processor": (),
+    "custom_params": (),
     "logits_processors": ([],),
     # tools and reasoning
     "tools": (),
@@ -62,6 +70,10 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "ebnf": (),
     "grammar": ("",),
     "stop_regex": (),
+    # other servers' names of what has another name here
+    "no_stop_trim": (False,),
+    "max_new_tokens": (),
+    "n_predict": (-1,),
     # the prompt
     "suffix": ("",),
     "prompt_embeds": (),
@@ -76,6 +88,9 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "spaces_between_special_tokens": (True,),
     "kv_transfer_params": (),
+    "return_hidden_states": (False,),
+    "lora_path": (),
+    "verbosity": ("medium",),
 }
 
 

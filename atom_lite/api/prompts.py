@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # About 1 ms of encoding; a thread hop takes about 0.1 ms.
 _THREAD_ABOVE_CHARS = 4096
+# What rendering a message costs, however short it is, in characters of encoding.
+_CHARS_PER_MESSAGE = 64
 _NEEDS_CONTENT = ("system", "developer", "user")
 
 
@@ -66,7 +68,7 @@ class PromptBuilder:
             text = self._render(turns, options)
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-        size = sum(len(turn["content"]) for turn in turns)
+        size = sum(len(turn["content"]) + _CHARS_PER_MESSAGE for turn in turns)
         if size > _THREAD_ABOVE_CHARS:
             return await asyncio.to_thread(render_and_encode)
         return render_and_encode()

@@ -28,9 +28,7 @@ async def chat_completions(request: Request) -> Response:
     prompt = await frontend.prompts.from_messages(
         body.messages, body, add_special_tokens=body.add_special_tokens
     )
-    generation = frontend.generation(
-        body, [prompt], max_tokens=body.max_completion_tokens or body.max_tokens
-    )
+    generation = frontend.generation(body, [prompt])
     options = ReplyOptions(
         request_id=request_id_of(request),
         model=model,

@@ -32,9 +32,7 @@ async def completions(request: Request) -> Response:
         rename_request(request, body.request_id)
     model = frontend.check_model(body.model)
     prompts = await _token_ids(frontend, body)
-    generation = frontend.generation(
-        body, prompts, max_tokens=body.max_tokens, default_max_tokens=DEFAULT_MAX_TOKENS
-    )
+    generation = frontend.generation(body, prompts, default_max_tokens=DEFAULT_MAX_TOKENS)
     options = ReplyOptions(
         request_id=request_id_of(request),
         model=model,

@@ -19,6 +19,8 @@ async def health(request: Request) -> Response:
     frontend = frontend_of(request)
     if not frontend.engine.alive:
         return error_response(503, "The engine is dead", code="engine_dead")
+    if not frontend.engine.responding:
+        return error_response(503, "The engine does not respond", code="engine_hung")
     if frontend.shutting_down:
         return error_response(503, "The server is shutting down", code="shutting_down")
     return Response()

@@ -75,6 +75,7 @@ class GenerationRequest(RequestBody):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Int64 | None = None
     max_tokens: PositiveInt | None = None
+    max_completion_tokens: PositiveInt | None = None  # the newer name, which wins
     min_tokens: Annotated[int, Field(ge=0, lt=_INT64)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
@@ -99,6 +100,11 @@ class GenerationRequest(RequestBody):
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def asked_max_tokens(self) -> int | None:
+        """The most output tokens that the client asked for, under either name."""
+        return self.max_completion_tokens or self.max_tokens
 
     @property
     def wants_usage(self) -> bool:

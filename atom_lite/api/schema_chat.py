@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from atom_lite.api.faults import conflict
-from atom_lite.api.schema import GenerationRequest, PositiveInt, RequestBody
+from atom_lite.api.schema import GenerationRequest, RequestBody
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
@@ -67,4 +67,3 @@ class ChatCompletionRequest(TemplateOptions, GenerationRequest):
 
     messages: Annotated[list[Message], Field(min_length=1)]
     add_special_tokens: bool = False  # the template writes them itself
-    max_completion_tokens: PositiveInt | None = None

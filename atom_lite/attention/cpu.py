@@ -26,6 +26,7 @@ from atom_lite.attention.protocol import (
     AttentionMetadata,
     LayerKV,
     allocate_pages,
+    finite,
     page_bytes,
 )
 
@@ -57,8 +58,8 @@ class CpuBackend:
         head_size = pages.shape[4]
         plan = prepared.plan(StepLayout.of(pages, q.dtype), sliding_window)
         slots = pages.view(-1, head_size)
-        slots.index_copy_(0, plan.key_slots, k.reshape(-1, head_size))
-        slots.index_copy_(0, plan.value_slots, v.reshape(-1, head_size))
+        slots.index_copy_(0, plan.key_slots, finite(k).reshape(-1, head_size))
+        slots.index_copy_(0, plan.value_slots, finite(v).reshape(-1, head_size))
         out = torch.empty(q.shape, dtype=q.dtype)
         if plan.decodes:
             scaled = q[: plan.num_decodes] * scale
@@ -77,6 +78,17 @@ def _gather(pages: Tensor, page_rows: Tensor, num_batches: int) -> tuple[Tensor,
     return gathered[0], gathered[1]
 
 
+def _hide(scores: Tensor, mask: Tensor) -> None:
+    """Make scores -inf where the mask is; elsewhere it is 0.
+
+    Adding is twice as fast, but a score of float16 may have overflowed, and inf - inf is NaN.
+    """
+    if scores.dtype == torch.float16:
+        scores.masked_fill_(mask != 0, float("-inf"))
+    else:
+        scores.add_(mask)
+
+
 def _attend_decodes(q: Tensor, pages: Tensor, group: DecodeGroup, out: Tensor) -> None:
     """Attend with the rows of one group; q [decodes, Hq, D] is scaled, `out` is written."""
     num_rows, num_kv_heads = group.num_rows, pages.shape[2]
@@ -84,7 +96,7 @@ def _attend_decodes(q: Tensor, pages: Tensor, group: DecodeGroup, out: Tensor) -
     query = q if group.rows is None else q.index_select(0, group.rows)
     folded = query.view(num_rows, num_kv_heads, -1, q.shape[2]).transpose(0, 1)  # [Hk, rows, G, D]
     scores = torch.bmm(folded.flatten(0, 1), keys.transpose(1, 2))  # [Hk * rows, G, W]
-    scores.view(num_kv_heads, num_rows, -1, scores.shape[2]).add_(group.mask)
+    _hide(scores.view(num_kv_heads, num_rows, -1, scores.shape[2]), group.mask)
     weighted = torch.bmm(scores.softmax(dim=-1), values)  # [Hk * rows, G, D]
     result = weighted.view(num_kv_heads, num_rows, -1, q.shape[2]).transpose(0, 1)
     if group.rows is None:
@@ -131,6 +143,6 @@ def _matmul_block(
     folded = (query * scale).transpose(0, 1).reshape(num_kv_heads, -1, head_size)
     scores = torch.bmm(folded, keys.transpose(1, 2)).view(num_kv_heads, num_rows, group, -1)
     # only the columns from `masked_from` on can be hidden from some row
-    scores[..., block.masked_from :].add_(block.mask[:, None, block.masked_from :])
+    _hide(scores[..., block.masked_from :], block.mask[:, None, block.masked_from :])
     weighted = torch.bmm(scores.softmax(dim=-1).flatten(1, 2), values)
     return weighted.view(num_kv_heads, num_rows, group, head_size).transpose(0, 1)

@@ -111,8 +111,9 @@ def _plan_step(metadata: AttentionMetadata, layout: StepLayout, window: int | No
     lens = metadata.query_lens
     num_decodes = next((row for row, length in enumerate(lens) if length > 1), len(lens))
     starts = [0, *accumulate(lens)]
+    # Here a row of one token may follow: a chunk that got the last token of the budget.
     chunk_rows = range(num_decodes, len(lens))
-    strip = _mask_strip(metadata, layout, window) if chunk_rows else None
+    strip = _mask_strip(metadata, layout, window, chunk_rows) if chunk_rows else None
     heads = torch.arange(layout.num_kv_heads) * layout.block_size
     slots = metadata.slot_mapping
     first_head = slots // layout.block_size * (2 * layout.num_kv_heads * layout.block_size)
@@ -211,19 +212,16 @@ def _plan_group(
 # ---------------------------------------------------------------- prefill chunks
 
 
-def _mask_strip(metadata: AttentionMetadata, layout: StepLayout, window: int | None) -> Tensor:
-    """One mask whose slices serve every block of rows of the step, [BLOCK_ROWS, widest context].
+def _mask_strip(
+    metadata: AttentionMetadata, layout: StepLayout, window: int | None, chunk_rows: range
+) -> Tensor:
+    """One mask whose slices serve every block of rows of the chunks, [BLOCK_ROWS, widest context].
 
     Its last column is the last row's own key: the block's rows and keys are cut from the lower
     right corner, where the causal edge (and a window's edge) is a diagonal of the strip.
     """
-    chunks = [
-        (context, length)
-        for context, length in zip(metadata.context_lens, metadata.query_lens, strict=True)
-        if length > 1
-    ]
-    rows = min(BLOCK_ROWS, max(length for _, length in chunks))
-    width = max(context for context, _ in chunks)
+    rows = min(BLOCK_ROWS, max(metadata.query_lens[row] for row in chunk_rows))
+    width = max(metadata.context_lens[row] for row in chunk_rows)
     if window is not None:  # a block never sees more keys than this
         width = min(width, window + rows + layout.block_size)
     own_key = torch.arange(width - rows, width)[:, None]

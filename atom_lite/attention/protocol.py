@@ -84,7 +84,7 @@ class Backend(Protocol):
         dtype: torch.dtype,
         device: torch.device,
     ) -> list[LayerKV]:
-        """Make the KV cache, all zero: a kernel may read a slot nobody wrote, but no NaN."""
+        """Make the KV cache, all zero: a kernel may read a slot nobody wrote, but never a NaN."""
 
     def kv_bytes_per_block(
         self,
@@ -110,11 +110,21 @@ class Backend(Protocol):
         scale: float,
         sliding_window: int | None,
     ) -> Tensor:
-        """Store k and v [T, Hk, D] into their slots, then attend with q [T, Hq, D].
+        """Store k and v [T, Hk, D], made `finite`, then attend with q [T, Hq, D].
 
         Returns:
             [T, Hq, D], contiguous.
         """
+
+
+def finite(kv: Tensor) -> Tensor:
+    """Keys or values as the cache may hold them, in memory of their own: infinities and NaN are 0.
+
+    Kernels hide slots by a weight of 0, and 0 * NaN is NaN. So one sequence whose activations
+    overflow would ruin others: those that get its blocks later (they read a last block's unused
+    slots), and, as a row's future is hidden in the same way, those that share its prefix.
+    """
+    return torch.nan_to_num(kv, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def allocate_pages(

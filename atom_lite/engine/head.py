@@ -71,14 +71,14 @@ class Head:
         try:
             while not self._stopping:
                 self._turn()
+            self._send(self._scheduler.abort_all(time.monotonic()))
+            return True
         except Exception as error:
             logger.exception("the engine failed")
             self._fail(f"{type(error).__name__}: {error}")
-            self._executor.close()
             return False
-        self._send(self._scheduler.abort_all(time.monotonic()))
-        self._executor.close()
-        return True
+        finally:
+            self._executor.close()
 
     def _turn(self) -> None:
         messages = self._link.receive(HEARTBEAT_SECONDS)

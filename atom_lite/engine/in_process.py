@@ -98,7 +98,7 @@ class Engine:
         cache_salt: str | None = None,
         script: list[int] | None = None,
     ) -> int:
-        """Queue a sequence and return its id; read its events with `events(id)`."""
+        """Queue a sequence and return its id; its events are kept until `events(id)` reads them."""
         sequence_id = next(self._ids)
         message = SubmitSequence(
             sequence_id=sequence_id,
@@ -119,22 +119,26 @@ class Engine:
     def events(self, sequence_id: int) -> Iterator[SequenceEvent]:
         """Events of one sequence up to and with its SequenceFinished; read once.
 
+        Leaving the iteration early aborts the sequence: nobody could read the rest.
+
         Raises:
             EngineError: the engine failed or was closed before the sequence ended.
         """
         with self._lock:
             inbox = self._queues[sequence_id]
+        ended = False
         try:
-            while True:
+            while not ended:
                 event = inbox.get()
                 if isinstance(event, EngineError):
                     raise event
+                ended = isinstance(event, SequenceFinished)
                 yield event
-                if isinstance(event, SequenceFinished):
-                    return
         finally:
             with self._lock:
                 self._queues.pop(sequence_id, None)
+            if not ended:
+                self.abort(sequence_id)
 
     def generate(
         self, prompt_token_ids: list[int], sampling: SamplingParams

@@ -4,14 +4,17 @@ One task reads frames (one frame holds all that a step brought) and deals the ev
 queue of each sequence. Runs in the frontend process only; never blocks its event loop.
 
 Invariant: each stream ends with its SequenceFinished or raises EngineError; `fail` ends all of
-them when the engine is gone.
+them when the engine is gone. That holds also when it is this end that breaks: a reader that stops
+reading would leave every client waiting for ever, so its failure is the engine's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +27,7 @@ from atom_lite.messages import (
     AbortSequence,
     EngineEvents,
     EngineFailed,
+    EngineMessage,
     EngineReady,
     EngineStats,
     FrontendMessage,
@@ -37,35 +41,61 @@ from atom_lite.messages import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+# The head sends a frame at least every second, also while a long step runs.
+SILENCE_LIMIT_SECONDS = 15.0
+
+logger = logging.getLogger(__name__)
+
 
 class RemoteEngine:
     """An engine in another process, as the HTTP layer sees it.
 
     Create it inside a running event loop. `requests_address` and `events_address` are what the
     engine process connects to.
+
+    Args:
+        silence_limit_seconds: an engine that has sent nothing for so long counts as hung.
+
+    Raises:
+        ConfigError: there is no place for the sockets.
     """
 
-    def __init__(self) -> None:
-        self._directory = tempfile.TemporaryDirectory(prefix="atom_lite-")
+    def __init__(self, silence_limit_seconds: float = SILENCE_LIMIT_SECONDS) -> None:
+        self._silence_limit_seconds = silence_limit_seconds
+        try:
+            self._directory = tempfile.TemporaryDirectory(prefix="atom_lite-")
+        except OSError as error:
+            raise ConfigError(f"no directory for the engine's sockets: {error}") from error
         self._context = zmq.asyncio.Context()
         # Sending is synchronous: a pipe without a limit takes a message at once.
         self._requests = zmq.Context(self._context).socket(zmq.PUSH)
         self._events = self._context.socket(zmq.PULL)
-        self.requests_address = self._bind(self._requests, "requests")
-        self.events_address = self._bind(self._events, "events")
+        try:
+            self.requests_address = self._bind(self._requests, "requests")
+            self.events_address = self._bind(self._events, "events")
+        except ConfigError:
+            self._release()
+            raise
         self._ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
         self._failure: str | None = None
+        self._failed = asyncio.Event()
+        self._last_frame_time = time.monotonic()
         self._queues: dict[int, asyncio.Queue[SequenceEvent | EngineError]] = {}
         self._ids = itertools.count(1)
         self._stats = EngineStats()
         self.on_frame: Callable[[EngineEvents], None] | None = None
-        self._reader = asyncio.create_task(self._read())
+        self._reader = asyncio.create_task(self._run_reader())
 
     def _bind(self, socket: zmq.Socket[Any], name: str) -> str:
         address = f"ipc://{Path(self._directory.name) / name}"
         socket.set_hwm(0)  # no limit: admission is decided by the HTTP layer, not by a full pipe
         socket.linger = 0
-        socket.bind(address)
+        try:
+            socket.bind(address)
+        except zmq.ZMQError as error:
+            raise ConfigError(
+                f"cannot make a socket at {address}: {error.strerror}; set TMPDIR to a short path"
+            ) from error
         return address
 
     async def wait_ready(self) -> EngineReady:
@@ -86,6 +116,19 @@ class RemoteEngine:
     def alive(self) -> bool:
         """False from the moment that the engine is known to have failed."""
         return self._failure is None
+
+    @property
+    def responding(self) -> bool:
+        """False while an engine that serves has been silent for too long: it hangs, or is stopped.
+
+        Nothing is ended for that; it may come back.
+        """
+        silence = time.monotonic() - self._last_frame_time
+        return not self._ready.done() or silence < self._silence_limit_seconds
+
+    async def wait_failed(self) -> None:
+        """Wait until the engine is known to have failed."""
+        await self._failed.wait()
 
     @property
     def stats(self) -> EngineStats:
@@ -111,7 +154,8 @@ class RemoteEngine:
         self._queues[sequence_id] = inbox
         finished = False
         try:
-            self._send(message)
+            if not self._send(message):
+                raise EngineError("the engine is gone")
             while not finished:
                 event = await inbox.get()
                 if isinstance(event, EngineError):
@@ -150,6 +194,7 @@ class RemoteEngine:
         if not self._ready.done():
             self._ready.set_exception(EngineError(reason))
             self._ready.exception()  # seen: nobody may be waiting for it
+        self._failed.set()
         for inbox in self._queues.values():
             inbox.put_nowait(EngineError(reason))
 
@@ -157,24 +202,40 @@ class RemoteEngine:
         """Stop reading and release sockets and their directory."""
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
+        self._release()
+
+    def _release(self) -> None:
         self._requests.close(linger=0)
         self._events.close(linger=0)
         self._context.term()
         self._directory.cleanup()
 
-    def _send(self, message: FrontendMessage) -> None:
-        self._requests.send(encode(message), zmq.NOBLOCK)
+    def _send(self, message: FrontendMessage) -> bool:
+        """Whether there was an engine to send to: one may be gone before `fail` is called."""
+        try:
+            self._requests.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
 
-    async def _read(self) -> None:
-        while True:
-            message = decode_engine_message(await self._events.recv())
-            match message:
-                case EngineEvents():
-                    self._deal(message)
-                case EngineReady():
+    async def _run_reader(self) -> None:
+        try:
+            while True:
+                self._take(decode_engine_message(await self._events.recv()))
+        except Exception as error:
+            logger.exception("the link to the engine broke")
+            self.fail(f"the link to the engine broke: {type(error).__name__}")
+
+    def _take(self, message: EngineMessage) -> None:
+        self._last_frame_time = time.monotonic()
+        match message:
+            case EngineEvents():
+                self._deal(message)
+            case EngineReady():
+                if not self._ready.done():
                     self._ready.set_result(message)
-                case EngineFailed():
-                    self._refuse(message)
+            case EngineFailed():
+                self._refuse(message)
 
     def _deal(self, frame: EngineEvents) -> None:
         self._stats = frame.stats

@@ -23,7 +23,7 @@ def by_architecture(architectures: list[str], where: str) -> Family:
         if family.architecture in architectures:
             return family
     known = ", ".join(family.architecture for family in FAMILIES)
-    asked = ", ".join(architectures) or "(none)"
+    asked = ", ".join(map(str, architectures)) or "(none)"
     raise ConfigError(f"{where}: architecture {asked} is not supported; supported are {known}")
 
 

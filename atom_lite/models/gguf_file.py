@@ -57,9 +57,23 @@ BLOCK_FORMATS = {
     1: BlockFormat("F16", 1, 2),
     2: BlockFormat("Q4_0", 32, 18),
     3: BlockFormat("Q4_1", 32, 20),
+    6: BlockFormat("Q5_0", 32, 22),
+    7: BlockFormat("Q5_1", 32, 24),
     8: BlockFormat("Q8_0", 32, 34),
+    10: BlockFormat("Q2_K", 256, 84),
+    11: BlockFormat("Q3_K", 256, 110),
     12: BlockFormat("Q4_K", 256, 144),
+    13: BlockFormat("Q5_K", 256, 176),
     14: BlockFormat("Q6_K", 256, 210),
+    16: BlockFormat("IQ2_XXS", 256, 66),
+    17: BlockFormat("IQ2_XS", 256, 74),
+    18: BlockFormat("IQ3_XXS", 256, 98),
+    19: BlockFormat("IQ1_S", 256, 50),
+    20: BlockFormat("IQ4_NL", 32, 18),
+    21: BlockFormat("IQ3_S", 256, 110),
+    22: BlockFormat("IQ2_S", 256, 82),
+    23: BlockFormat("IQ4_XS", 256, 136),
+    29: BlockFormat("IQ1_M", 256, 56),
     30: BlockFormat("BF16", 1, 2),
 }
 
@@ -98,7 +112,9 @@ class GgufFile:
             raise ConfigError(f"cannot read the GGUF file {path}: {error}") from error
         except (struct.error, UnicodeDecodeError, ValueError) as error:
             raise ConfigError(f"{path} is not a readable GGUF file: {error}") from error
-        alignment = int(self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
+        alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ConfigError(f"{path}: general.alignment is {alignment!r}, must be at least 1")
         self._data_start = -(-header.position // alignment) * alignment
 
     def format_of(self, tensor: GgufTensor) -> BlockFormat:
@@ -114,7 +130,7 @@ class GgufFile:
                 f"{self.path}: tensor {tensor.name!r} is quantized as "
                 f"{_type_name(tensor.type_id)}; supported are {readable}"
             )
-        if tensor.shape[-1] % found.block_size:
+        if not tensor.shape or tensor.shape[-1] % found.block_size:
             raise ConfigError(
                 f"{self.path}: tensor {tensor.name!r} of shape {list(tensor.shape)} does not split "
                 f"into {found.name} blocks of {found.block_size}"

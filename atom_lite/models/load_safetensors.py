@@ -61,9 +61,9 @@ class SafetensorsWeights:
         return self._shapes
 
     def read(self, name: str) -> Tensor:
-        """Read one tensor into memory of its own."""
+        """Read one tensor into memory of its own: what is got is a view of the mapped file."""
         tensor: Tensor = self._files[name].get_tensor(name)
-        return tensor.to(device=self._device, dtype=self._dtype)
+        return tensor.to(device=self._device, dtype=self._dtype, copy=True)
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -76,9 +76,9 @@ def weight_files(directory: Path) -> list[Path]:
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+            files = [directory / name for name in names]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{index} is not a readable weight index: {error!r}") from error
-        files = [directory / name for name in names]
         if missing := [file.name for file in files if not file.is_file()]:
             raise ConfigError(f"{directory}: weight file {missing[0]} of the index is missing")
         return files

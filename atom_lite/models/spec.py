@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from atom_lite.errors import ConfigError
@@ -19,7 +20,15 @@ if TYPE_CHECKING:
     from atom_lite.models.checkpoint import Checkpoint
 
 GENERATION_CONFIG = "generation_config.json"
-SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+# what generation_config.json may recommend -> its least value
+SAMPLING_DEFAULTS = {
+    "temperature": 0,
+    "top_p": 0,
+    "top_k": -1,
+    "min_p": 0,
+    "repetition_penalty": 0,
+    "max_new_tokens": 1,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +63,13 @@ class ModelSpec:
         Raises:
             ConfigError: names the two sizes that do not fit.
         """
+        for name in ("vocab_size", "hidden_size", "num_layers", "intermediate_size", "head_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} of the model is {getattr(self, name)}, not at least 1")
+        if len(self.layer_windows) != self.num_layers:
+            raise ConfigError(
+                f"windows of {len(self.layer_windows)} layers in a model of {self.num_layers}"
+            )
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"{self.num_heads} attention heads do not divide into {self.num_kv_heads} KV heads"
@@ -82,15 +98,27 @@ def load_spec(checkpoint: Checkpoint) -> ModelSpec:
 
 
 def load_generation_defaults(checkpoint: Checkpoint) -> dict[str, float]:
-    """Read the sampling values that the model's makers recommend; empty where they say nothing."""
+    """Read the sampling values that the model's makers recommend; empty where they say nothing.
+
+    Raises:
+        ConfigError: the file is not readable, or a value is not a number in its range.
+    """
     if not checkpoint.path.is_dir():
         return {}
-    config = read_json(checkpoint.path / GENERATION_CONFIG)
-    return {
-        name: float(config[name])
-        for name in SAMPLING_DEFAULTS
-        if isinstance(config.get(name), int | float)
-    }
+    path = checkpoint.path / GENERATION_CONFIG
+    config = read_json(path)
+    given = {name: config[name] for name in SAMPLING_DEFAULTS if config.get(name) is not None}
+    for name, value in given.items():
+        if not is_number(value) or value < SAMPLING_DEFAULTS[name]:
+            raise ConfigError(
+                f"{path}: {name} is {value!r}, not a number from {SAMPLING_DEFAULTS[name]} up"
+            )
+    return {name: float(value) for name, value in given.items()}
+
+
+def is_number(value: Any) -> bool:
+    """Tell a finite number from whatever else a JSON file may hold, true and false included."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from atom_lite.errors import ConfigError
 from atom_lite.layers.rope_parameters import RopeParameters, RopeType
 from atom_lite.models.families import by_architecture
-from atom_lite.models.spec import GENERATION_CONFIG, ModelSpec, read_json
+from atom_lite.models.spec import GENERATION_CONFIG, ModelSpec, is_number, read_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +21,32 @@ _REQUIRED = (
     "num_attention_heads",
     "intermediate_size",
 )
+# The kinds of what is read here and by the families, where it is there; null is as good as absent.
+_COUNTS = (
+    *_REQUIRED,
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "original_max_position_embeddings",
+    "sliding_window",
+)
+_NUMBERS = ("rms_norm_eps", "rope_theta", "partial_rotary_factor")
+_OTHERS: dict[str, type | tuple[type, ...]] = {
+    "architectures": list,
+    "quantization_config": dict,
+    "hidden_act": str,
+    "rope_parameters": dict,
+    "rope_scaling": dict,
+    "layer_types": list,
+    "max_window_layers": int,
+    "eos_token_id": (int, list),
+    "dtype": str,
+    "torch_dtype": str,
+}
+_ROPE_NUMBERS = (
+    *("rope_theta", "partial_rotary_factor", "factor", "low_freq_factor", "high_freq_factor"),
+    *("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
+)
 
 
 def read_spec(directory: Path) -> ModelSpec:
@@ -31,6 +57,7 @@ def read_spec(directory: Path) -> ModelSpec:
     """
     where = str(directory / "config.json")
     config = read_json(directory / "config.json")
+    _check_kinds(config, where)
     family = by_architecture(list(config.get("architectures") or []), where)
     _refuse_unsupported(config, where)
     traits = family.config_traits(config)
@@ -60,9 +87,37 @@ def read_spec(directory: Path) -> ModelSpec:
     )
 
 
+def _check_kinds(config: Config, where: str) -> None:
+    """See that every value is of the kind that the code below takes it for."""
+    _check_counts(config, _COUNTS, where)
+    _check_numbers(config, _NUMBERS, where)
+    for name, kinds in _OTHERS.items():
+        value = config.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
+            raise ConfigError(f"{where}: {name} is {value!r}, which is of another kind than known")
+    for key in ("rope_parameters", "rope_scaling"):
+        scaling = config.get(key) or {}
+        _check_numbers(scaling, _ROPE_NUMBERS, f"{where}: {key}")
+        _check_counts(scaling, ("original_max_position_embeddings",), f"{where}: {key}")
+
+
+def _check_counts(config: Config, names: tuple[str, ...], where: str) -> None:
+    for name in names:
+        value = config.get(name)
+        if value is not None and (not isinstance(value, int) or value is True or value < 1):
+            raise ConfigError(f"{where}: {name} is {value!r}, not a whole number from 1 up")
+
+
+def _check_numbers(config: Config, names: tuple[str, ...], where: str) -> None:
+    for name in names:
+        value = config.get(name)
+        if value is not None and (not is_number(value) or value < 0):
+            raise ConfigError(f"{where}: {name} is {value!r}, not a number from 0 up")
+
+
 def _refuse_unsupported(config: Config, where: str) -> None:
-    if missing := [name for name in _REQUIRED if not isinstance(config.get(name), int)]:
-        raise ConfigError(f"{where}: {missing[0]} is missing or not a number")
+    if missing := [name for name in _REQUIRED if config.get(name) is None]:
+        raise ConfigError(f"{where}: {missing[0]} is missing")
     if quantization := config.get("quantization_config"):
         method = quantization.get("quant_method", "unknown")
         raise ConfigError(f"{where}: quantization {method!r} of safetensors is not supported")
@@ -121,6 +176,7 @@ def _eos_token_ids(*configs: Config) -> tuple[int, ...]:
     ids: list[int] = []
     for config in configs:
         value = config.get("eos_token_id")
-        if value is not None:
-            ids += [value] if isinstance(value, int) else value
+        ids += value if isinstance(value, list) else [] if value is None else [value]
+    if wrong := [item for item in ids if not isinstance(item, int) or isinstance(item, bool)]:
+        raise ConfigError(f"eos_token_id holds {wrong[0]!r}, which is no token id")
     return tuple(dict.fromkeys(ids))

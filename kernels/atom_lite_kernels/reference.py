@@ -21,7 +21,12 @@ def store_kv(
     values: Tensor,  # [T, Hk, D], read
     slot_mapping: Tensor,  # [T], block id * S + offset in the block
 ) -> None:
-    """Write the keys and values of the step's tokens into their slots."""
+    """Write the keys and values of the step's tokens into their slots; infinities and NaN as 0.
+
+    So what one sequence overflows into stays its own: kernels hide slots by a weight of 0, and
+    0 * NaN is NaN.
+    """
+    keys, values = (torch.nan_to_num(kv, 0.0, 0.0, 0.0) for kv in (keys, values))
     block_size = pages.shape[3]
     for token, slot in enumerate(slot_mapping.tolist()):
         block, offset = divmod(slot, block_size)

@@ -98,6 +98,79 @@ def test_port_in_use_is_told_before_the_model_loads() -> None:
     assert str(port) in result.stderr
 
 
+def test_port_that_another_server_takes_meanwhile_is_told() -> None:
+    """Two that bind one port do not notice; the one that listens second must."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "atom_lite.serve", "--port", str(port)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        wait_until(lambda: bool(psutil.Process(process.pid).children()), 60, "the engine starts")
+        other.listen()
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2, errors
+    assert str(port) in errors.decode().splitlines()[-1]
+    assert b"Traceback" not in errors
+
+
+def test_reader_that_never_reads_does_not_keep_the_server_up(
+    start_server: Callable[..., Server],
+) -> None:
+    server = start_server("--shutdown-timeout", "0.2")
+    host, port = server.base_url.removeprefix("http://").split(":")
+    body = json.dumps(LONG).encode()
+    with socket.create_connection((host, int(port))) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        client.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n" % len(body) + body
+        )
+        wait_until(lambda: server.metric("atom_lite:num_requests_running") == 1, 20, "it runs")
+        server.signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+
+
+@pytest.mark.full
+def test_stopped_engine_turns_health_503_and_does_not_hold_up_the_end(
+    start_server: Callable[..., Server],
+) -> None:
+    server = start_server("--shutdown-timeout", "0.2")
+    engine = server.engine_process()
+    engine.suspend()
+    wait_until(lambda: health(server) == 503, 30, "the silence is noticed")
+    engine.resume()
+    wait_until(lambda: health(server) == 200, 10, "the engine is back")
+    engine.suspend()
+    server.signal(signal.SIGTERM)
+    assert server.wait(30) == 0
+    assert not engine.is_running()
+
+
+def health(server: Server) -> int:
+    return httpx.get(server.base_url + "/health").status_code
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_before_anything_runs_is_a_clean_end(number: signal.Signals) -> None:
+    """As while a model is fetched from the hub."""
+    program = (
+        "import os, sys, atom_lite.launch as launch\n"
+        "from atom_lite import serve\n"
+        f"launch.resolve_checkpoint = lambda *a, **k: os.kill(os.getpid(), {int(number)})\n"
+        "sys.exit(serve.main(['--port', '0']))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, timeout=60, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert b"Traceback" not in result.stderr
+
+
 def test_sigterm_lets_streams_end_and_refuses_new_ones(
     start_server: Callable[..., Server],
 ) -> None:

@@ -74,6 +74,7 @@ class FakeEngine:
     ) -> None:
         self.ready = ready or engine_ready()
         self.alive = True
+        self.responding = True
         self.stats = EngineStats()
         self.submitted: list[SubmitSequence] = []
         self.aborted: list[tuple[int, str]] = []

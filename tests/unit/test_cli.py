@@ -52,6 +52,15 @@ def test_counts_take_suffixes(text: str, count: int) -> None:
         (["--enable-dynamic-chunking", "-pp", "1"], "--pipeline-parallel-size 1"),
         (["--enable-dynamic-chunking", "--no-enable-chunked-prefill"], "--enable-chunked-prefill"),
         (["--dynamic-chunking-smooth-factor", "1.5"], "must be at most 1"),
+        (["--api-key", ""], "--api-key: must not be empty"),
+        (["--api-key", "a b"], "--api-key: a key with spaces"),
+        (["--api-key", "good", "bad\n"], "--api-key: a key with spaces"),
+        (["--host", ""], "--host: must not be empty"),
+        (["--served-model-name", "one", ""], "--served-model-name: must not be empty"),
+        (["--model", "caf\udce9"], "is not valid UTF-8"),
+        (["--shutdown-timeout", "inf"], "must be a finite number"),
+        (["--seed", "9223372036854775808"], "must be less than"),
+        (["--seed", "-9223372036854775808000"], "must be less than"),
     ],
 )
 def test_mistakes_name_the_flag_and_the_limit(argv: list[str], named: str) -> None:
@@ -96,6 +105,9 @@ def test_api_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("ATOM_LITE_API_KEY", "secret")
     assert cli.parse_config([]).server.api_key == ("secret",)
     assert cli.parse_config(["--api-key", "flag"]).server.api_key == ("flag",)
+    monkeypatch.setenv("ATOM_LITE_API_KEY", " ")
+    with pytest.raises(ConfigError, match="api-key"):
+        cli.parse_config([])
 
 
 def test_help_names_every_setting_with_its_default() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 
@@ -219,6 +220,32 @@ def test_unknown_path_and_method_have_the_nested_shape(tokenizer):
             answer = await served.client.get("/v1/completions")
             _check_error(answer, 405)
             assert answer.headers["allow"] == "POST"
+
+    run(scenario())
+
+
+def test_odd_targets_and_headers_are_answered_like_any_other(tokenizer):
+    async def scenario():
+        async with on_socket(saying("x"), tokenizer) as served:
+            port = int(served.base_url.rpartition(":")[2])
+            for target, headers, status in (
+                (b"/nothing?\xff", b"host: a", b"404"),
+                (b"/health?\xff\xfe", b"host: [", b"200"),
+                (b"/health/?\xff", b"host: a", b"307"),
+                (b"/nothing", b"host: [::bad", b"404"),
+                (b"/%ff%00", b"host: a", b"404"),
+                (b"//health", b"host: a", b"404"),
+                (b"/v1/models/%00", b"host: \xff", b"404"),
+                (b"/health", b"host: a\r\ncontent-length: 0\r\nx-request-id: \xff", b"200"),
+                (b"/health", b"host: a\r\nx-long: " + b"y" * 20_000, b"200"),
+            ):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(
+                    b"GET " + target + b" HTTP/1.1\r\n" + headers + b"\r\nconnection: close\r\n\r\n"
+                )
+                answer = await reader.read()
+                writer.close()
+                assert answer.split(b" ")[1] in (status, b"400"), (target, headers, answer)
 
     run(scenario())
 

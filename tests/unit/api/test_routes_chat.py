@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from atom_lite.config import Config, SchedulerConfig
 from tests.fakes.fake_engine import FakeEngine, engine_ready
 from tests.unit.api.serving import (
     DEF,
@@ -332,7 +333,8 @@ def test_model_defaults_apply_unless_the_request_says_otherwise(tokenizer):
 
 def test_priority_salt_and_sampling_reach_the_engine(tokenizer):
     async def scenario():
-        async with in_memory(saying("x"), tokenizer) as served:
+        config = Config(scheduler=SchedulerConfig(scheduling_policy="priority"))
+        async with in_memory(saying("x"), tokenizer, config) as served:
             await served.chat(
                 priority=-3, cache_salt="s", ignore_eos=True, min_tokens=2, stop_token_ids=[9, 9]
             )
@@ -341,6 +343,18 @@ def test_priority_salt_and_sampling_reach_the_engine(tokenizer):
         assert message.sampling.ignore_eos
         assert message.sampling.min_tokens == 2
         assert message.sampling.stop_token_ids == (9,)
+
+    run(scenario())
+
+
+def test_priority_without_the_policy_is_refused_and_not_ignored(tokenizer):
+    async def scenario():
+        async with in_memory(saying("x"), tokenizer) as served:
+            refused = await served.chat(priority=5)
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == "priority"
+            assert "--scheduling-policy" in refused.json()["error"]["message"]
+            assert (await served.chat(priority=0)).status_code == 200
 
     run(scenario())
 

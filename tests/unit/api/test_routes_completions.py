@@ -56,6 +56,20 @@ PROMPTS = [
 ]
 
 
+def test_both_names_of_max_tokens_are_taken(tokenizer):
+    async def scenario():
+        async with in_memory(saying("y" * 99), tokenizer) as served:
+            for fields, count in (
+                ({"max_tokens": 3}, 3),
+                ({"max_tokens": 3, "max_completion_tokens": 5}, 5),
+                ({"max_tokens": None, "max_completion_tokens": 20}, 20),
+            ):
+                usage = (await served.complete(**fields)).json()["usage"]
+                assert usage["completion_tokens"] == count
+
+    run(scenario())
+
+
 @pytest.mark.parametrize(("prompt", "texts"), PROMPTS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_each_prompt_gives_a_choice_in_its_order(tokenizer, prompt, texts, stream):

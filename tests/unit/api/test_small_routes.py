@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import jsonschema
 import pytest
 
 from atom_lite.messages import EngineEvents, EngineStats
-from tests.unit.api.serving import MODEL, TEMPLATE, ids_of, in_memory, run, saying
+from tests.unit.api.serving import MODEL, TEMPLATE, ids_of, in_memory, on_socket, run, saying
 
 
 def test_models_are_listed_and_retrieved_by_names_with_slashes(tokenizer):
@@ -91,6 +93,58 @@ def test_health_is_empty_and_the_small_ones_answer(tokenizer):
             assert (await get("/load")).json() == {"server_load": 0}
             assert (await post("/reset_prefix_cache")).status_code == 200
             assert served.engine.num_cache_resets == 1
+
+    run(scenario())
+
+
+def test_health_of_a_hung_engine_is_503_until_it_comes_back(tokenizer):
+    async def scenario():
+        async with in_memory(saying("x"), tokenizer) as served:
+            served.engine.responding = False
+            for path in ("/health", "/ping"):
+                answer = await served.client.get(path)
+                assert answer.status_code == 503
+                assert answer.json()["error"]["code"] == "engine_hung"
+            served.engine.responding = True
+            assert (await served.client.get("/health")).status_code == 200
+
+    run(scenario())
+
+
+def test_head_is_get_without_a_body(tokenizer):
+    async def scenario():
+        async with on_socket(saying("x"), tokenizer) as served:
+            for path in ("/health", "/metrics", "/v1/models", "/version"):
+                answer = await served.client.head(path)
+                assert answer.status_code == 200
+                assert answer.content == b""
+            assert (await served.client.head("/v1/completions")).status_code == 405
+            assert (await served.client.head("/nothing")).status_code == 404
+            value = served.metrics.registry.get_sample_value(
+                "http_requests_total", {"handler": "/health", "method": "HEAD", "status": "2xx"}
+            )
+            assert value == 1
+
+    run(scenario())
+
+
+def test_long_texts_do_not_hold_up_the_event_loop(tokenizer):
+    """Seconds of work on the loop would be one long gap between two of its turns."""
+
+    async def scenario():
+        async with in_memory(saying("x"), tokenizer) as served:
+            words = [2 + number % 200 for number in range(400_000)]
+            for path, body in (
+                ("/tokenize", {"prompt": "ab " * 100_000, "return_token_strs": True}),
+                ("/detokenize", {"tokens": words}),
+            ):
+                asking = asyncio.create_task(served.client.post(path, json=body))
+                turns = 0
+                while not asking.done():
+                    await asyncio.sleep(0.001)
+                    turns += 1
+                assert asking.result().status_code == 200
+                assert turns > 5
 
     run(scenario())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Case:
-    """Rows are (prefix, new tokens), decodes first."""
+    """Rows are (prefix, new tokens), decodes first; later ones may have one token too."""
 
     rows: list[tuple[int, int]]
     num_kv_heads: int = 2
@@ -34,17 +35,15 @@ class Case:
     seed: int = 0
 
 
-def decodes_first(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    return sorted(rows, key=lambda row: row[1] > 1)
+DECODES = st.lists(st.tuples(st.integers(0, 70), st.just(1)), max_size=4)
+CHUNKS = st.lists(
+    st.tuples(st.integers(0, 70), st.one_of(st.just(1), st.integers(1, 40))), max_size=4
+)
 
 
 CASES = st.builds(
     Case,
-    rows=st.lists(
-        st.tuples(st.integers(0, 70), st.one_of(st.just(1), st.integers(1, 40))),
-        min_size=1,
-        max_size=7,
-    ).map(decodes_first),
+    rows=st.builds(lambda decodes, chunks: decodes + chunks, DECODES, CHUNKS).filter(bool),
     num_kv_heads=st.integers(1, 3),
     group=st.sampled_from([1, 2, 3, 8]),
     head_size=st.sampled_from([4, 8, 10]),
@@ -109,6 +108,15 @@ def test_a_chunk_of_several_row_blocks(window: int | None, dtype: torch.dtype) -
     check(Case(rows=[(9, 1), (33, length), (0, 2)], block_size=16, window=window, dtype=dtype))
 
 
+@pytest.mark.parametrize("window", [None, 5, 60])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_chunk_of_one_token_may_follow_a_longer_one(
+    window: int | None, dtype: torch.dtype
+) -> None:
+    """It got the last token of the budget, or all else of its prompt was cached."""
+    check(Case(rows=[(3, 1), (0, 30), (70, 1), (8, 2)], window=window, dtype=dtype))
+
+
 @pytest.mark.parametrize("group_bytes", [1, 4000, 20_000])
 @pytest.mark.parametrize("window", [None, 20])
 def test_decodes_in_several_groups(
@@ -117,6 +125,53 @@ def test_decodes_in_several_groups(
     monkeypatch.setattr(cpu_plan, "GROUP_BYTES", group_bytes)
     prefixes = [3, 90, 0, 41, 40, 7, 89, 12]
     check(Case(rows=[(prefix, 1) for prefix in prefixes], window=window))
+
+
+class Poisoned:
+    """One cache of 4 blocks of 4 slots, and steps of single rows over it."""
+
+    def __init__(self, name: str, dtype: torch.dtype) -> None:
+        self.backend = select_backend(name, CPU)
+        self.dtype = dtype
+        (self.kv,) = self.backend.allocate_kv(1, 4, 4, 1, 8, dtype, CPU)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def draw(self, tokens: int, heads: int) -> torch.Tensor:
+        return torch.randn(tokens, heads, 8, generator=self.generator).to(self.dtype)
+
+    def attend(
+        self, lens: list[int], contexts: list[int], tables: list[list[int]], k: Any, v: Any, q: Any
+    ) -> torch.Tensor:
+        prepared = self.backend.prepare(AttentionMetadata.build(lens, contexts, tables, 4))
+        return self.backend.attend(q, k, v, self.kv, prepared, scale=1.0, sliding_window=None)
+
+
+POISONS = [float("nan"), float("inf"), float("-inf"), 6e4]
+PRECISIONS = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("poison", POISONS)
+def test_what_a_sequence_overflows_into_stays_its_own(
+    name: str, dtype: torch.dtype, poison: float
+) -> None:
+    cache = Poisoned(name, dtype)
+    q, k, v = cache.draw(11, 2), cache.draw(11, 1), cache.draw(11, 1)
+    k[6], v[6] = poison, -poison
+    out = cache.attend([11], [11], [[2, 0, 1]], k, v, q)
+    clean = Poisoned(name, dtype).attend([6], [6], [[2, 0]], k[:6], v[:6], q[:6])
+    tolerance = 1e-5 if dtype == torch.float32 else 4e-2
+    torch.testing.assert_close(out[:6], clean, atol=tolerance, rtol=tolerance)
+    # Its middle block goes to another sequence, whose last slots it still fills, and whose row is
+    # padded to the width of the first one's.
+    q, k, v = cache.draw(2, 2), cache.draw(2, 1), cache.draw(2, 1)
+    q *= 9
+    together = cache.attend([1, 1], [2, 9], [[0], [2, 3, 1]], k, v, q)
+    again = Poisoned(name, dtype)
+    again.kv.pages[0, :, :, 0] = cache.kv.pages[0, :, :, 0]
+    alone = again.attend([1], [2], [[0]], k[:1], v[:1], q[:1])
+    torch.testing.assert_close(together[:1], alone, atol=tolerance, rtol=tolerance)
 
 
 def test_a_backend_tells_the_bytes_that_it_allocates() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from atom_lite.engine.in_process import Engine
-from atom_lite.errors import EngineError
+from atom_lite.errors import ConfigError, EngineError
 from atom_lite.messages import (
     EngineReady,
     SamplingParams,
@@ -138,3 +139,30 @@ def test_the_model_runs_on_one_thread_that_is_not_the_heads() -> None:
         engine.complete([5] * 40, params())
     assert len(runner.threads) == 1
     assert threading.get_ident() not in runner.threads
+
+
+def test_leaving_the_events_early_ends_the_sequence() -> None:
+    with make_engine() as engine:
+        events = engine.generate([5] * 10, params(900))
+        next(events)
+        events.close()
+        engine.complete([5], params(1))  # messages are taken in order, so the abort was too
+        assert engine.scheduler.stats().num_running == 0
+
+
+def test_no_thread_outlives_a_failed_engine() -> None:
+    def fail(plan: StepPlan) -> None:
+        raise RuntimeError("the device is on fire")
+
+    before = set(threading.enumerate())
+    with make_engine(fail) as engine, pytest.raises(EngineError, match="on fire"):
+        engine.complete([5], params(1))
+    assert set(threading.enumerate()) <= before
+
+
+def test_no_thread_is_started_under_impossible_limits() -> None:
+    before = set(threading.enumerate())
+    limits = dataclasses.replace(LIMITS, max_model_len=1)
+    with pytest.raises(ConfigError, match="--max-model-len is 1"):
+        Engine.from_parts(limits, CountingRunner(), READY)
+    assert set(threading.enumerate()) <= before

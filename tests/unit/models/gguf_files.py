@@ -57,6 +57,7 @@ def metadata(architecture: str = "llama", num_layers: int = 2) -> dict[str, Any]
         f"{architecture}.rope.freq_base": 5000.0,
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.eot_token_id": 7,
+        "tokenizer.ggml.eom_token_id": 9,
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.tokens": ["a", "bc", "d"],
         "tokenizer.ggml.scores": [0.5, -1.5],

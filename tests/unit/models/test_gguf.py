@@ -79,7 +79,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("type_id", BLOCK_FORMATS)
 def test_blocks_expand_as_the_formats_own_package_does(tmp_path: Path, type_id: int) -> None:
-    """Any bytes are a valid block; scales are kept finite, as they are in real files."""
+    """Any bytes are a valid block, though some hold infinite scales, whose products may be NaN."""
     stored = BLOCK_FORMATS[type_id]
     kind = gguf.GGMLQuantizationType(type_id)
     rows, columns = 70, 512
@@ -87,8 +87,6 @@ def test_blocks_expand_as_the_formats_own_package_does(tmp_path: Path, type_id: 
     blocks = draw.integers(
         0, 256, (rows * columns // stored.block_size, stored.block_bytes), dtype=np.uint8
     )
-    for high_byte in _float_bytes(stored.name):
-        blocks[:, high_byte] &= 0b10111011
     raw = blocks.reshape(rows, -1)
     path = tmp_path / "m.gguf"
     writer = gguf.GGUFWriter(path, "llama")
@@ -98,24 +96,33 @@ def test_blocks_expand_as_the_formats_own_package_does(tmp_path: Path, type_id: 
     writer.write_tensors_to_file()
     writer.close()
     file = GgufFile(path)
-    expanded = gguf_blocks.read_tensor(file, file.tensors["t"], torch.float32)
-    expected = gguf.quants.dequantize(raw, kind).astype(np.float32)
+    with np.errstate(all="ignore"):
+        expanded = gguf_blocks.read_tensor(file, file.tensors["t"], torch.float32)
+        expected = gguf.quants.dequantize(raw, kind).astype(np.float32)
     assert expanded.shape == (rows, columns)
-    assert torch.equal(expanded, torch.from_numpy(expected.reshape(rows, columns)))
+    np.testing.assert_array_equal(expanded.numpy(), expected.reshape(rows, columns))
+    assert expanded.isfinite().float().mean() > 0.5
 
 
-def _float_bytes(name: str) -> list[int]:
-    """Bytes with the exponent of a block's floats: cleared bits keep it off infinity."""
-    return {
-        "F32": [3],
-        "F16": [1],
-        "BF16": [1],
-        "Q4_0": [1],
-        "Q4_1": [1, 3],
-        "Q8_0": [1],
-        "Q4_K": [1, 3],
-        "Q6_K": [209],
-    }[name]
+@pytest.mark.parametrize("type_id", BLOCK_FORMATS)
+def test_names_and_sizes_of_blocks_are_the_formats_own(type_id: int) -> None:
+    stored, kind = BLOCK_FORMATS[type_id], gguf.GGMLQuantizationType(type_id)
+    assert stored.name == kind.name
+    assert (stored.block_size, stored.block_bytes) == gguf.GGML_QUANT_SIZES[kind]
+
+
+def test_weights_in_a_rarer_quantization_are_read(tmp_path: Path) -> None:
+    path = gguf_files.write(
+        tmp_path / "m.gguf",
+        gguf_files.tensors(),
+        gguf_files.metadata(),
+        quantization=gguf.GGMLQuantizationType.Q5_1,
+    )
+    name = "model.layers.1.mlp.down_proj.weight"
+    original = torch.from_numpy(gguf_files.tensors()["blk.1.ffn_down.weight"])
+    assert (
+        open_weights(path).read(name) - original
+    ).abs().max() < 0.15  # normal numbers in steps of about 1/6
 
 
 def test_large_tensors_expand_piece_by_piece(
@@ -139,10 +146,10 @@ def test_an_unreadable_quantization_is_refused_by_name(tmp_path: Path) -> None:
         tmp_path / "m.gguf",
         gguf_files.tensors(),
         gguf_files.metadata(),
-        quantization=gguf.GGMLQuantizationType.Q5_0,
+        quantization=gguf.GGMLQuantizationType.MXFP4,
     )
     with pytest.raises(
-        ConfigError, match=r"token_embd\.weight.*Q5_0; supported are F32, F16, Q4_0"
+        ConfigError, match=r"token_embd\.weight.*MXFP4; supported are F32, F16, Q4_0"
     ):
         open_weights(path).shapes()
 
@@ -176,7 +183,7 @@ def test_each_family_loads_and_runs(tmp_path: Path, architecture: str, name: str
     spec = load_spec(gguf_checkpoint(path))
     assert spec.architecture == name
     assert (spec.vocab_size, spec.num_layers, spec.head_size) == (gguf_files.VOCAB, 2, 16)
-    assert (spec.eos_token_ids, spec.bos_token_id) == ((2, 7), 1)
+    assert (spec.eos_token_ids, spec.bos_token_id) == ((2, 7, 9), 1)
     assert spec.tie_word_embeddings
     assert spec.max_position_embeddings == 128
     backend = select_backend("auto", CPU)
@@ -273,6 +280,12 @@ def test_linear_scaling_and_window_come_from_the_metadata(tmp_path: Path) -> Non
         ({"llama.rope.dimension_count": 8}, "part of each head"),
         ({"llama.expert_count": 8}, "mixture-of-experts"),
         ({"llama.block_count": "two"}, "llama.block_count is 'two', not one number"),
+        ({"llama.attention.head_count": 0}, "llama.attention.head_count is 0"),
+        ({"llama.attention.head_count_kv": [2, 2]}, r"head_count_kv is \[2, 2\], not one number"),
+        ({"llama.attention.key_length": "x"}, "key_length is 'x'"),
+        ({"llama.rope.freq_base": "x"}, "freq_base is 'x'"),
+        ({"tokenizer.ggml.eos_token_id": "x"}, "eos_token_id is 'x', which is no token id"),
+        ({"general.alignment": 0}, "general.alignment is 0"),
     ],
 )
 def test_unsupported_traits_are_refused(

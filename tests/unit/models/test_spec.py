@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from atom_lite.errors import ConfigError
 from atom_lite.models.checkpoint import Checkpoint
@@ -24,6 +27,11 @@ LLAMA = {
     "intermediate_size": 128,
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
+}
+QWEN_WINDOW = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "sliding_window": 32,
+    "use_sliding_window": True,
 }
 
 
@@ -128,6 +136,7 @@ def test_eos_ids_of_both_files_are_joined(tmp_path: Path) -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"num_key_value_heads": 3}, "8 attention heads do not divide into 3 KV heads"),
         ({"head_dim": 7}, "head size 7"),
+        ({"layer_types": ["full_attention"], **QWEN_WINDOW}, "windows of 1 layers in a model of 4"),
     ],
 )
 def test_the_unsupported_is_refused_by_name(
@@ -144,13 +153,93 @@ def test_an_unreadable_config_is_refused(tmp_path: Path, text: str) -> None:
         load_spec(Checkpoint(path=tmp_path, kind="config", name="tiny"))
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("vocab_size", "many"),
+        ("hidden_size", 0),
+        ("num_attention_heads", 0),
+        ("num_hidden_layers", True),
+        ("num_key_value_heads", -2),
+        ("head_dim", 8.5),
+        ("max_position_embeddings", "2048"),
+        ("sliding_window", "wide"),
+        ("architectures", "LlamaForCausalLM"),
+        ("rms_norm_eps", "small"),
+        ("rope_theta", [10000]),
+        ("rope_theta", float("inf")),
+        ("rope_scaling", "linear"),
+        ("rope_scaling", {"type": "linear", "factor": "two"}),
+        ("quantization_config", "awq"),
+        ("layer_types", 4),
+        ("eos_token_id", "</s>"),
+        ("eos_token_id", [2, "</s>"]),
+        ("torch_dtype", 16),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_named(tmp_path: Path, name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=name):
+        spec_of(tmp_path, **{name: value})
+
+
+OPTIONAL = (
+    *("head_dim", "sliding_window", "max_window_layers", "layer_types", "hidden_act"),
+    *("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"),
+    *("eos_token_id", "quantization_config", "dtype", "torch_dtype"),
+)
+GARBAGE = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 100),
+    st.floats(),
+    st.text(max_size=3),
+    st.lists(st.integers(-1, 3) | st.text(max_size=2), max_size=3),
+    st.dictionaries(
+        st.sampled_from(["type", "factor", "rope_theta", "original_max_position_embeddings"]),
+        st.sampled_from(["linear", "yarn", 1, 0, -1, 2.5, None, [], {}]),
+    ),
+)
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    base=st.sampled_from([{}, QWEN_WINDOW, {"architectures": ["MistralForCausalLM"]}]),
+    name=st.sampled_from([*LLAMA, *OPTIONAL]),
+    value=GARBAGE,
+)
+def test_any_garbage_in_a_config_gives_a_spec_or_a_config_error(
+    tmp_path: Path, base: dict[str, Any], name: str, value: Any
+) -> None:
+    with contextlib.suppress(ConfigError):
+        spec_of(tmp_path, **base | {name: value})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"temperature": "hot"}, {"top_p": float("nan")}, {"top_k": True}, {"max_new_tokens": 0}],
+)
+def test_an_unusable_generation_default_is_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"generation_config\.json: {next(iter(wrong))} is"):
+        load_generation_defaults(checkpoint(tmp_path, LLAMA, generation_config=wrong))
+
+
 def test_generation_defaults_are_the_makers_sampling_values(tmp_path: Path) -> None:
     made = checkpoint(
         tmp_path,
         LLAMA,
-        generation_config={"temperature": 0.7, "top_k": 20, "do_sample": True, "top_p": None},
+        generation_config={
+            "temperature": 0.7,
+            "top_k": 20,
+            "do_sample": True,
+            "top_p": None,
+            "max_new_tokens": 512,
+        },
     )
-    assert load_generation_defaults(made) == {"temperature": 0.7, "top_k": 20.0}
+    assert load_generation_defaults(made) == {
+        "temperature": 0.7,
+        "top_k": 20.0,
+        "max_new_tokens": 512.0,
+    }
 
 
 def test_without_a_generation_config_there_are_no_defaults(

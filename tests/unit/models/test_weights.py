@@ -101,15 +101,38 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_a_file_cut_short_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file(make_tensors(), path)
+    content = path.read_bytes()
+    for length in (0, 5, 100, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:length])
+        with pytest.raises(ConfigError, match=r"cannot read .*model\.safetensors"):
+            load(tmp_path)
+
+
+def test_a_loaded_model_does_not_need_its_file_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file(make_tensors(), path)
+    weights = SafetensorsWeights(tmp_path, torch.float32, CPU).read("model.norm.weight")
+    before = weights.clone()
+    with path.open("r+b") as file:
+        file.seek(-path.stat().st_size // 2, 2)
+        file.write(b"\xff" * (path.stat().st_size // 2))
+    assert torch.equal(weights, before)
+
+
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     (tmp_path / INDEX_FILE).write_text(json.dumps({"weight_map": {"a": "part-2.safetensors"}}))
     with pytest.raises(ConfigError, match=r"part-2\.safetensors of the index is missing"):
         load(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{", "{}", '{"weight_map": 3}'])
+@pytest.mark.parametrize(
+    "text", ["{", "{}", "[]", '{"weight_map": 3}', '{"weight_map": {"a": 5}}', "\xff"]
+)
 def test_an_unreadable_index_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / INDEX_FILE).write_text(text)
+    (tmp_path / INDEX_FILE).write_text(text, encoding="latin-1")
     with pytest.raises(ConfigError, match="not a readable weight index"):
         load(tmp_path)
 

@@ -1,0 +1,283 @@
+"""Reported failures of other servers, replayed over HTTP with exact token splits.
+
+The model says what it is told to (`--load-format scripted`) with the tokenizer of SmolLM2, under
+the real engine. Each test names the kind of failure; the ids are SmolLM2's.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import Server, start, stop, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 49152,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
+END_OF_TURN, END_OF_TEXT = 2, 0
+DEFGHIJ = [33203, 23960, 57, 58]  # DEF GH I J
+SMILE = [40303, 218]  # " " and a smiling face of two tokens
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Iterator[Server]:
+    directory = tmp_path_factory.mktemp("scripted")
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    ends = {"eos_token_id": [END_OF_TURN, END_OF_TEXT]}
+    (directory / "generation_config.json").write_text(json.dumps(ends))
+    flags = ("--load-format", "scripted", "--tokenizer", str(smollm2_gguf))
+    server = start(directory / "log.txt", "--model", str(directory), *flags)
+    yield server
+    text = server.log_text()
+    stop(server)
+    assert "Traceback" not in text, text
+    assert "ERROR" not in text, text
+
+
+@dataclass
+class Answer:
+    text: str
+    deltas: list[str]
+    finish_reason: str
+    stop_reason: str | int | None
+    usage: dict[str, Any]
+
+
+def say(server: Server, script: list[int], **fields: Any) -> Answer:
+    """What a client reads of a script: whole and as a stream, which must agree."""
+    body = {"prompt": "x", "vllm_xargs": {"script": script}, "temperature": 0, "max_tokens": 64}
+    body |= fields
+    url = server.base_url + "/v1/completions"
+    whole = httpx.post(url, json=body, timeout=60)
+    assert whole.status_code == 200, whole.text
+    choice = whole.json()["choices"][0]
+    streamed = httpx.post(
+        url, json=body | {"stream": True, "stream_options": {"include_usage": True}}, timeout=60
+    )
+    payloads = [line[6:] for line in streamed.text.splitlines() if line]
+    assert payloads.pop() == "[DONE]"
+    events = [json.loads(payload) for payload in payloads]
+    with_usage = [event for event in events if event["usage"] is not None]
+    assert with_usage == events[-1:]
+    assert events[-1]["choices"] == []
+    deltas = [event["choices"][0]["text"] for event in events[:-1]]
+    last = events[-2]["choices"][0]
+    assert "".join(deltas) == choice["text"]
+    assert last["finish_reason"] == choice["finish_reason"]
+    assert last["stop_reason"] == choice["stop_reason"]
+    for count in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert events[-1]["usage"][count] == whole.json()["usage"][count]
+    return Answer(
+        choice["text"], deltas, choice["finish_reason"], choice["stop_reason"], events[-1]["usage"]
+    )
+
+
+def ids_of(server: Server, text: str) -> list[int]:
+    body = {"prompt": text, "add_special_tokens": False}
+    ids: list[int] = httpx.post(server.base_url + "/tokenize", json=body).json()["tokens"]
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "shown", "matched"),
+    [
+        ("one two three four five six", ["two three four five"], "one ", 0),
+        (" x\nObservation: y", ["Observation"], " x\n", 0),
+        (" Alice is", ["\n", "Alice:"], " Alice is", None),
+        ("Observing", ["Observation"], "Observing", None),
+        ("a b c", ["c", "b c"], "a ", 1),
+        ("hi \N{GRINNING FACE}!", ["\N{GRINNING FACE}"], "hi ", 0),
+        ("no stop here", ["a very long stop string of more than sixty characters" * 2], None, None),
+    ],
+)
+def test_stop_strings_of_many_tokens_neither_leak_nor_eat(
+    server: Server, text: str, stops: list[str], shown: str | None, matched: int | None
+) -> None:
+    answer = say(server, ids_of(server, text), stop=stops)
+    assert answer.text == (text if shown is None else shown)
+    assert answer.finish_reason == "stop"
+    assert answer.stop_reason == (None if matched is None else stops[matched])
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "num_tokens"),
+    [("GH", "DEF", 2), ("FGH", "DE", 2), ("GHI", "DEF", 3), ("IJ", "DEFGH", 4), ("E", "D", 1)],
+)
+def test_stop_that_begins_or_ends_inside_a_token_cuts_there(
+    server: Server, stop: str, text: str, num_tokens: int
+) -> None:
+    answer = say(server, DEFGHIJ, stop=stop)
+    assert (answer.text, answer.stop_reason) == (text, stop)
+    assert answer.usage["completion_tokens"] == num_tokens
+    kept = say(server, DEFGHIJ, stop=stop, include_stop_str_in_output=True)
+    assert kept.text == text + stop
+
+
+def test_min_tokens_holds_back_every_end(server: Server) -> None:
+    for end, fields in (
+        (END_OF_TURN, {}),
+        (END_OF_TEXT, {}),
+        (DEFGHIJ[0], {"stop_token_ids": [DEFGHIJ[0]]}),
+    ):
+        assert say(server, [end] * 20, **fields).usage["completion_tokens"] == 1
+        held = say(server, [end] * 20, min_tokens=8, **fields)
+        assert held.usage["completion_tokens"] >= 8
+        assert held.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hi \N{GRINNING FACE} \u65e5\u672c\u8a9e Zo\u00eb",
+        "\N{MAN}\u200d\N{WOMAN}\u200d\N{GIRL}",
+        "\U0001f1eb\U0001f1f7 e\u0301 \u05e9\u05dc\u05d5\u05dd",
+    ],
+)
+def test_characters_of_many_tokens_are_never_shown_in_parts(server: Server, text: str) -> None:
+    script = ids_of(server, text)
+    answer = say(server, script, max_tokens=len(script))
+    assert answer.text == text
+    assert not any("\ufffd" in delta for delta in answer.deltas)
+    assert answer.usage["completion_tokens"] == len(script)
+    assert answer.finish_reason == "length"
+
+
+def test_half_a_character_at_the_end_is_shown_as_such(server: Server) -> None:
+    assert say(server, SMILE[:1], max_tokens=1).text.endswith("\ufffd")
+
+
+def test_nul_does_not_cut_the_prompt(server: Server) -> None:
+    counts = [
+        say(server, DEFGHIJ, prompt=prompt).usage["prompt_tokens"] for prompt in ("a", "a\0b")
+    ]
+    assert counts[1] > counts[0]
+
+
+def test_cached_tokens_are_told_in_a_stream_too(server: Server) -> None:
+    prompt = ids_of(server, "cached tokens in both modes " * 10)
+    answer = say(server, DEFGHIJ, prompt=prompt)  # the stream is the second with this prompt
+    cached = answer.usage["prompt_tokens_details"]["cached_tokens"]
+    assert cached == (len(prompt) - 1) // 16 * 16 > 0
+
+
+BAD: list[tuple[str, dict[str, Any]]] = [
+    ("stop_token_ids", {"stop_token_ids": [151645]}),
+    ("logit_bias", {"logit_bias": {"999999": 1}}),
+    ("guided_json", {"guided_json": {"type": "object"}}),
+    ("prompt", {"prompt": [49152]}),
+    ("max_tokens", {"max_tokens": 10**9}),
+    ("vllm_xargs.script", {"vllm_xargs": {"script": [10**6]}}),
+    ("stop", {"stop": ["x" * 1025] * 65}),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_bad_requests_are_a_400_and_the_engine_goes_on(server: Server, stream: bool) -> None:
+    url = server.base_url + "/v1/completions"
+    for param, fields in BAD:
+        reply = httpx.post(url, json={"prompt": "x", "stream": stream} | fields)
+        assert reply.status_code == 400, (fields, reply.text)
+        assert str(reply.json()["error"]["param"]).startswith(param)
+    for field in (r'"prompt": "\ud83d"', r'"prompt": "x", "stop": "\udc00"'):
+        reply = httpx.post(
+            url,
+            content="{" + field + ', "stream": ' + json.dumps(stream) + "}",
+            headers={"content-type": "application/json"},
+        )
+        assert reply.status_code == 400
+    call = {"type": "function", "id": "1", "function": {"name": "f", "arguments": "{"}}
+    reply = httpx.post(
+        server.base_url + "/v1/chat/completions",
+        json={"messages": [{"role": "assistant", "tool_calls": [call]}], "stream": stream},
+    )
+    assert reply.status_code == 400
+    assert say(server, DEFGHIJ).text == "DEFGHIJ"
+
+
+def test_huge_bodies_are_refused_whole_or_in_chunks(server: Server) -> None:
+    url = server.base_url + "/v1/completions"
+    huge = b'{"prompt": "' + b"x" * (20 << 20) + b'"}'
+    for content in (huge, (huge[at : at + 65536] for at in range(0, len(huge), 65536))):
+        headers = {"content-type": "application/json"}
+        try:
+            reply = httpx.post(url, content=content, headers=headers, timeout=60)
+        except httpx.WriteError:
+            continue  # the answer came, and the connection went, before all was sent
+        assert reply.status_code == 413
+        assert reply.json()["error"]["code"] == "request_too_large"
+    assert say(server, DEFGHIJ).text == "DEFGHIJ"
+
+
+def test_one_request_id_may_be_used_by_many_at_once(server: Server) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(
+            pool.map(lambda _: say(server, DEFGHIJ, request_id="the-same").text, range(4))
+        )
+    assert answers == ["DEFGHIJ"] * 4
+
+
+def test_clients_that_leave_at_any_point_leave_nothing_behind(server: Server) -> None:
+    host, port = server.base_url.removeprefix("http://").split(":")
+    body = json.dumps(
+        {"prompt": "x", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    ).encode()
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n" % len(body)
+    )
+    request = head + body
+    cuts = (0, 5, len(head) - 2, len(head), len(head) + 9, len(request) - 1, len(request))
+    for cut in cuts:
+        for reset in (False, True):
+            client = socket.create_connection((host, int(port)))
+            client.sendall(request[:cut])
+            if reset:  # a killed client: no goodbye, data unread
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+    wait_until(lambda: server.metric("atom_lite:num_requests_running") == 0, 10, "nothing runs")
+    wait_until(
+        lambda: httpx.get(server.base_url + "/load").json()["server_load"] == 0, 10, "none is open"
+    )
+    assert server.metric("atom_lite:num_requests_waiting") == 0
+    assert server.metric("atom_lite:kv_cache_usage_perc") == 0
+
+
+def test_two_hundred_at_once_are_all_answered_and_counted_once(server: Server) -> None:
+    def count(name: str) -> float:
+        return server.metric(f"atom_lite:{name}_seconds_count")
+
+    names = ("time_to_first_token", "e2e_request_latency")
+    before = [count(name) for name in names]
+    body = {"prompt": "x", "vllm_xargs": {"script": DEFGHIJ}, "max_tokens": 3, "temperature": 0}
+
+    with (
+        httpx.Client(
+            base_url=server.base_url, timeout=120, limits=httpx.Limits(max_connections=200)
+        ) as client,
+        ThreadPoolExecutor(200) as pool,
+    ):
+        replies = list(pool.map(lambda _: client.post("/v1/completions", json=body), range(200)))
+    assert {reply.status_code for reply in replies} == {200}
+    assert {reply.json()["choices"][0]["text"] for reply in replies} == {"DEFGHI"}
+    assert [count(name) for name in names] == [value + 200 for value in before]

@@ -120,6 +120,21 @@ class SequenceFinished(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit
 SequenceEvent: TypeAlias = TokensGenerated | SequenceFinished
 
 
+class ChunkingStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the chunk-size policy and its calibration stand; refreshed about once a second."""
+
+    policy: str
+    num_stages: int
+    state: str  # of the calibration; "off" for a policy that learns nothing
+    reason: str
+    chunks_by_reason: dict[str, int]  # placed since start
+    models: list[str] = []  # a, b, c, gamma in milliseconds, one line per stage
+    fit_errors: list[float | None] = []  # median relative error of each stage's fit
+    prediction_error: float | None = None  # median relative error of the last predictions
+    last_plan: list[int] = []  # chunk sizes of the prompt planned last
+    last_plan_seconds: float | None = None  # that prompt's predicted time through the stages
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of the engine. Gauges are current, counters are totals since start."""
 
@@ -134,6 +149,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_computed: int = 0
     output_tokens: int = 0
     deadline_overruns: int = 0
+    chunking: ChunkingStats | None = None
 
 
 class EngineEvents(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request  # noqa: TC002  # FastAPI reads the annotation
 from starlette.responses import Response
@@ -42,6 +45,18 @@ async def ping_post(request: Request) -> Response:
 async def version() -> dict[str, str]:
     """The version of this server."""
     return {"version": __version__}
+
+
+@router.get("/server_info")
+async def server_info(request: Request) -> dict[str, Any]:
+    """What runs: the model, its limits, the engine's statistics and the calibration's state."""
+    frontend = frontend_of(request)
+    return {
+        "version": __version__,
+        "served_model_names": list(frontend.names),
+        "engine": msgspec.to_builtins(frontend.engine.ready),
+        "stats": msgspec.to_builtins(frontend.engine.stats),
+    }
 
 
 @router.get("/metrics")

@@ -6,7 +6,7 @@ import platform
 from typing import TYPE_CHECKING, NamedTuple
 
 from atom_lite.chunking.profile import Fingerprint
-from atom_lite.engine.chunking_policy import ChunkingDesk, make_controller
+from atom_lite.engine.chunking_policy import ChunkingDesk, make_controller, policy_name
 from atom_lite.engine.head import Head
 from atom_lite.engine.limits import engine_ready, scheduler_limits
 from atom_lite.engine.start import start_executor
@@ -46,6 +46,7 @@ def assemble(config: Config, link: EngineLink, *, pin: bool) -> Assembly:
         chunking = ChunkingDesk(
             controller,
             _fingerprint(config, info),
+            policy=policy_name(config),
             profile_path=config.chunking.dynamic_chunking_profile,
             block_size=limits.block_size,
             vocab_size=info.vocab_size,

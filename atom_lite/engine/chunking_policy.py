@@ -26,7 +26,7 @@ from atom_lite.chunking.planners.makespan import MakespanPlanner
 from atom_lite.chunking.planners.sglang import SglangPlanner, SglangSettings
 from atom_lite.chunking.profile import Fingerprint, Profile, load_profile, mismatch, save_profile
 from atom_lite.errors import ConfigError
-from atom_lite.messages import SamplingParams, SequenceStart, StepPlan, StepRow
+from atom_lite.messages import ChunkingStats, SamplingParams, SequenceStart, StepPlan, StepRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,6 +45,7 @@ REPORT_SECONDS = 10.0
 _LINEAR_FALL, _LINEAR_SPANS, _LINEAR_LEAST_TOKENS = 8, 4, 32
 _SWEEP_STEP_SECONDS = 60.0
 _POLL_SECONDS = 0.0005
+_STATS_SECONDS = 1.0
 _SWEEP_SEQUENCE = -1  # and down from there: the frontend's ids are not negative
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,12 @@ def make_controller(config: Config, limits: SchedulerLimits) -> ChunkingControll
             return FittedController(
                 MakespanPlanner(sizes), calibrator, sizes, max_model_len=limits.max_model_len
             )
+
+
+def policy_name(config: Config) -> str:
+    """The policy in force, as it is shown."""
+    settings = config.chunking
+    return settings.dynamic_chunking_policy if settings.enable_dynamic_chunking else "fixed"
 
 
 def _atom(config: Config, limits: SchedulerLimits, num_stages: int) -> AtomController:
@@ -133,6 +140,7 @@ class ChunkingDesk:
 
     Args:
         controller: the policy.
+        policy: its name, as shown.
         fingerprint: of this run, for the profile.
         profile_path: `--dynamic-chunking-profile`; None keeps nothing.
         block_size: tokens of a KV block.
@@ -144,17 +152,21 @@ class ChunkingDesk:
         controller: ChunkingController,
         fingerprint: Fingerprint,
         *,
+        policy: str,
         profile_path: str | None,
         block_size: int,
         vocab_size: int,
     ) -> None:
         self.controller = controller
         self._vocab_size = vocab_size
+        self._policy = policy
         self._block_size = block_size
         self._fingerprint = fingerprint
         self._path = None if profile_path is None else Path(profile_path)
         self._pending: dict[int, StepSample] = {}  # step id -> what it holds, times still missing
         self._report_due = 0.0
+        self._stats: ChunkingStats | None = None
+        self._stats_due = 0.0
 
     def load(self, executor: Executor) -> int:
         """Adopt the saved profile, or else run the startup sweep.
@@ -243,6 +255,36 @@ class ChunkingDesk:
             line = self.controller.report.line()
             if line is not None and self.controller.status().state != "off":
                 logger.info("%s", line)
+
+    def stats(self, now: float) -> ChunkingStats:
+        """What `/server_info` and `/metrics` show; gathered at most once a second."""
+        if self._stats is None or now >= self._stats_due:
+            self._stats_due = now + _STATS_SECONDS
+            self._stats = self._gather_stats()
+        return self._stats
+
+    def _gather_stats(self) -> ChunkingStats:
+        status = self.controller.status()
+        planner = self.controller.planner
+        plan = planner.last_plan if isinstance(planner, MakespanPlanner) else None
+        return ChunkingStats(
+            policy=self._policy,
+            num_stages=len(self._fingerprint.layers_per_stage),
+            state=status.state,
+            reason=status.reason,
+            chunks_by_reason={
+                str(reason): count
+                for reason, count in self.controller.report.total_by_reason.items()
+            },
+            models=[model.describe() for model in status.models],
+            fit_errors=[
+                None if quality is None else quality.median_relative_error
+                for quality in status.qualities
+            ],
+            prediction_error=status.recent_error,
+            last_plan=[] if plan is None else list(plan.sizes),
+            last_plan_seconds=None if plan is None else plan.predicted_seconds,
+        )
 
     def _save(self) -> None:
         """Keep the installed model; a disk that refuses costs a warning, not the server."""

@@ -15,6 +15,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from atom_lite.messages import (
     AbortSequence,
     EngineEvents,
@@ -123,6 +125,9 @@ class Head:
     def _send(self, events: list[SequenceEvent]) -> None:
         """One frame for all that a turn brought; an empty one is the heartbeat."""
         stats = self._scheduler.stats()
+        if self._chunking is not None:
+            chunking = self._chunking.stats(time.monotonic())
+            stats = msgspec.structs.replace(stats, chunking=chunking)
         self._link.send(EngineEvents(events=events, stats=stats, step_tokens=self._step_tokens))
         self._step_tokens = []
 

@@ -188,6 +188,7 @@ class Scheduler:
             num_waiting=len(self._roster.waiting),
             kv_usage=self._allocator.num_held / self._limits.num_blocks,
             num_preemptions=self._roster.num_preemptions,
+            chunking=None,  # the head knows
             **self._counters,
         )
 

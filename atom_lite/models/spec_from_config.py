@@ -177,6 +177,6 @@ def _eos_token_ids(*configs: Config) -> tuple[int, ...]:
     for config in configs:
         value = config.get("eos_token_id")
         ids += value if isinstance(value, list) else [] if value is None else [value]
-    if wrong := [item for item in ids if not isinstance(item, int) or isinstance(item, bool)]:
+    if wrong := [item for item in ids if type(item) is not int]:
         raise ConfigError(f"eos_token_id holds {wrong[0]!r}, which is no token id")
     return tuple(dict.fromkeys(ids))

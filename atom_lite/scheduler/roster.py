@@ -8,6 +8,7 @@ nothing: policies and the step builder do.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,12 @@ _by_order = attrgetter("order")
 
 
 class Roster:
-    """Live sequences. `prefilling` and `decoding` are sorted by order; others only read them."""
+    """Live sequences. `prefilling` and `decoding` are sorted by order; others only read them.
+
+    Two sums over the partial prefills are kept up to date, as each admission asks for them:
+    `num_promised_blocks`, which they still need for their prefill and first decode, and
+    `coming_digests`, the cacheable blocks that they have yet to compute.
+    """
 
     def __init__(self, allocator: KVAllocator) -> None:
         self._allocator = allocator
@@ -34,6 +40,8 @@ class Roster:
         self.prefilling: list[Sequence] = []
         self.decoding: list[Sequence] = []
         self.num_preemptions = 0
+        self.num_promised_blocks = 0
+        self.coming_digests: Counter[bytes] = Counter()
 
     def __len__(self) -> int:
         return len(self._live)
@@ -67,9 +75,30 @@ class Roster:
         sequence.prefill_end = len(sequence.tokens)
         sequence.state = State.PREFILLING
         insort(self.prefilling, sequence, key=_by_order)
+        needed = self._allocator.blocks_to_decode(sequence.prefill_end)
+        sequence.num_promised_blocks = needed - len(cached_block_ids)
+        self.num_promised_blocks += sequence.num_promised_blocks
+        self.coming_digests.update(self._coming_digests(sequence))
+
+    def take_blocks(self, sequence: Sequence, count: int) -> None:
+        """Give a running sequence more blocks, which must be available."""
+        sequence.block_ids += self._allocator.take(count)
+        if sequence.state is State.PREFILLING:
+            sequence.num_promised_blocks -= count
+            self.num_promised_blocks -= count
+
+    def register_blocks(self, sequence: Sequence, num_full: int) -> None:
+        """Let others hit the first `num_full` blocks of a sequence, which now has their digests."""
+        for index in range(sequence.num_registered_blocks, num_full):
+            digest = sequence.digests[index]
+            self._allocator.register(sequence.block_ids[index], digest)
+            if sequence.state is State.PREFILLING:
+                self._no_longer_coming(digest)
+        sequence.num_registered_blocks = num_full
 
     def end_prefill(self, sequence: Sequence) -> None:
         """Move a sequence whose last chunk has been placed to decoding."""
+        self._leave_prefilling(sequence)
         self._remove_running(sequence)
         sequence.state = State.DECODING
         insort(self.decoding, sequence, key=_by_order)
@@ -116,10 +145,28 @@ class Roster:
         return drops
 
     def _leave_stages(self, sequence: Sequence) -> None:
+        if sequence.state is State.PREFILLING:
+            self._leave_prefilling(sequence)
         self._remove_running(sequence)
         self._drops.append((sequence.sequence_id, sequence.epoch))
         self._allocator.release(sequence.block_ids)
         sequence.block_ids = []
+
+    def _leave_prefilling(self, sequence: Sequence) -> None:
+        self.num_promised_blocks -= sequence.num_promised_blocks
+        sequence.num_promised_blocks = 0
+        for digest in self._coming_digests(sequence):
+            self._no_longer_coming(digest)
+
+    def _coming_digests(self, sequence: Sequence) -> list[bytes]:
+        """Names of the full blocks of its prefill that are not computed yet; none without cache."""
+        end = sequence.prefill_end // self._allocator.block_size
+        return sequence.digests[sequence.num_registered_blocks : end]
+
+    def _no_longer_coming(self, digest: bytes) -> None:
+        self.coming_digests[digest] -= 1
+        if not self.coming_digests[digest]:
+            del self.coming_digests[digest]
 
     def _remove_running(self, sequence: Sequence) -> None:
         running = self.prefilling if sequence.state is State.PREFILLING else self.decoding
@@ -142,6 +189,13 @@ class Roster:
             assert running == sorted(running, key=_by_order), "running list is out of order"
         for sequence in self:
             self._check_sequence(sequence)
+        promised = sum(
+            self._allocator.blocks_to_decode(s.prefill_end) - len(s.block_ids)
+            for s in self.prefilling
+        )
+        assert self.num_promised_blocks == promised, "promised blocks are miscounted"
+        coming = Counter(d for s in self.prefilling for d in self._coming_digests(s))
+        assert self.coming_digests == coming, "coming blocks are miscounted"
         self._allocator.check_integrity([s.block_ids for s in self])
 
     def _check_sequence(self, sequence: Sequence) -> None:

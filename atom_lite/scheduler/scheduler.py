@@ -229,8 +229,7 @@ class Scheduler:
         if not self._limits.enable_prefix_caching or num_full <= sequence.num_registered_blocks:
             return
         extend_digests(sequence.digests, sequence.root_digest, sequence.tokens, block_size)
-        self._allocator.register(sequence.block_ids[num_full - 1], sequence.digests[num_full - 1])
-        sequence.num_registered_blocks = num_full
+        self._roster.register_blocks(sequence, num_full)
 
     def _finish(
         self,

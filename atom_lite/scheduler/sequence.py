@@ -36,7 +36,7 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A live sequence. Only the roster changes `state`; only the step builder takes blocks for it.
+    """A live sequence. Only the roster changes `state` and `block_ids`.
 
     `tokens` are prompt and output together. All of them up to `prefill_end` are computed as
     prefill: at first the prompt, after a preemption the output so far as well.
@@ -54,6 +54,7 @@ class Sequence:
     sample_in_flight: bool = False  # the next token is being drawn
     last_step_id: int = -1
     block_ids: list[int] = field(default_factory=list)
+    num_promised_blocks: int = 0  # while prefilling: still needed up to the first decode
     num_sent_blocks: int = 0  # of block_ids, how many the stages know
     digests: list[bytes] = field(default_factory=list)  # of the full blocks of `tokens`, lazily
     num_registered_blocks: int = 0

@@ -97,12 +97,10 @@ class StepBuilder:
         if self._waits_for_twin(sequence, len(cached)):
             return None
         # A cached block that nobody holds is taken from the available ones like any other.
-        needed = self._blocks_to_decode(len(sequence.tokens)) - self._allocator.count_held(cached)
-        promised = len(self._roster.decoding) + sum(
-            self._blocks_to_decode(s.prefill_end) - len(s.block_ids)
-            for s in self._roster.prefilling
-        )
-        if needed + promised > self._allocator.num_available:
+        allocator = self._allocator
+        needed = allocator.blocks_to_decode(len(sequence.tokens)) - allocator.count_held(cached)
+        promised = len(self._roster.decoding) + self._roster.num_promised_blocks
+        if needed + promised > allocator.num_available:
             return None
         left = len(sequence.tokens) - len(cached) * self._limits.block_size
         return Admission(sequence, cached, left)
@@ -203,10 +201,6 @@ class StepBuilder:
                 return False
         return True
 
-    def _blocks_to_decode(self, prefill_end: int) -> int:
-        """Blocks of a prefill and its first decode; the whole pool is enough for any sequence."""
-        return min(self._allocator.blocks_for(prefill_end + 1), self._limits.num_blocks)
-
     def _a_later_one_is_in_flight(self, sequence: Sequence) -> bool:
         """Whether a decode that should be preempted before this one still awaits its token."""
         last = self._roster.decoding[-1]
@@ -226,19 +220,14 @@ class StepBuilder:
         end = (num_cached_blocks + 1) * self._limits.block_size
         if not self._allocator.enable_prefix_caching or end >= len(sequence.tokens):
             return False
-        digest = sequence.digests[num_cached_blocks]
-        return any(
-            other.num_scheduled_tokens < end <= other.prefill_end
-            and other.digests[num_cached_blocks] == digest
-            for other in self._roster.prefilling
-        )
+        return sequence.digests[num_cached_blocks] in self._roster.coming_digests
 
     def _place(self, sequence: Sequence, num_tokens: int, *, is_decode: bool) -> None:
         start = sequence.num_scheduled_tokens
         end = start + num_tokens
         num_new_slots = end - len(sequence.block_ids) * self._limits.block_size
         if num_new_slots > 0:
-            sequence.block_ids += self._allocator.take(self._allocator.blocks_for(num_new_slots))
+            self._roster.take_blocks(sequence, self._allocator.blocks_for(num_new_slots))
         sample = end == len(sequence.tokens)
         self.rows.append(
             StepRow(
@@ -267,9 +256,6 @@ class StepBuilder:
 
         Safe because each layer stores the KV of a whole step before any row of it attends.
         """
-        if not self._allocator.enable_prefix_caching:
-            return
-        num_full = sequence.num_scheduled_tokens // self._limits.block_size
-        for index in range(sequence.num_registered_blocks, num_full):
-            self._allocator.register(sequence.block_ids[index], sequence.digests[index])
-        sequence.num_registered_blocks = num_full
+        if self._allocator.enable_prefix_caching:
+            num_full = sequence.num_scheduled_tokens // self._limits.block_size
+            self._roster.register_blocks(sequence, num_full)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from atom_lite.errors import ConfigError, EngineError
@@ -7,6 +9,7 @@ from atom_lite.messages import SequenceFinished, StepResult, TokensGenerated
 from atom_lite.scheduler.scheduler import Scheduler
 from tests.fakes.scheduler_inputs import (
     EOS,
+    CappedChunks,
     answer,
     finished,
     make_limits,
@@ -335,3 +338,27 @@ def test_eos_ends_a_sequence_and_is_delivered() -> None:
     _, events = run_step(scheduler, token_id=EOS)
     assert output_tokens(events) == {1: [EOS]}
     assert finished(events)[1].reason == "stop"
+
+
+def test_a_step_costs_in_proportion_to_its_sequences() -> None:
+    """Eight times the sequences take about 8 times as long; 64 times would be quadratic."""
+
+    def seconds(num_seqs: int) -> float:
+        limits = make_limits(
+            max_num_seqs=num_seqs,
+            decode_step_tokens=4096,
+            prefill_step_tokens=4096,
+            num_blocks=1 << 16,
+        )
+        scheduler = Scheduler(limits, planner=CappedChunks(1))
+        for sequence_id in range(num_seqs):
+            scheduler.submit(make_submission(sequence_id, 40), 0.0)
+        started = time.thread_time()
+        for _ in ("all are admitted", "all go on"):
+            plan = scheduler.schedule(0.0)
+            assert plan is not None and len(plan.rows) == num_seqs
+            scheduler.commit(answer(plan), 0.0)
+        return time.thread_time() - started
+
+    few, many = (min(seconds(count) for _ in range(3)) for count in (100, 800))
+    assert many < 30 * few

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 # The engine gets this long to exit after a Shutdown before it is killed.
 _ENGINE_EXIT_SECONDS = 10.0
 _POLL_SECONDS = 0.05
+_BACKLOG = 2048  # connections that wait to be accepted; uvicorn's own number
 
 logger = logging.getLogger(__name__)
 
@@ -219,6 +220,7 @@ class _Frontend:
         return create_app(self._config, engine, tokenizer, model_name=names[0], metrics=metrics)
 
     async def _serve_http(self, app: FastAPI, engine: RemoteEngine) -> int:
+        self._listen()
         server = _HttpServer(
             uvicorn.Config(
                 app,
@@ -240,7 +242,8 @@ class _Frontend:
         try:
             await asyncio.wait({serving, failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
-                return self._explain_end(serving)
+                logger.error("the HTTP server ended by itself", exc_info=serving.exception())
+                return 1
             if failed.done() and not self._stop.is_set():
                 return await self._outlive_engine()
             return await self._drain(app, server)
@@ -250,16 +253,17 @@ class _Frontend:
                 task.cancel()
             await asyncio.gather(serving, *background, return_exceptions=True)
 
-    def _explain_end(self, serving: asyncio.Task[None]) -> int:
-        """The HTTP server ended by itself, which only happens when it cannot begin.
+    def _listen(self) -> None:
+        """Listen on the port. Two servers may bind one port unnoticed; only one can listen.
 
-        Binding a port does not take it from others that bind it too; listening does.
+        uvloop's own attempt would fail without a word.
         """
-        error = serving.exception()
-        if isinstance(error, OSError):
-            raise _cannot_listen(self._config.server.host, self._config.server.port, error)
-        logger.error("the HTTP server ended", exc_info=error)
-        return 1
+        try:
+            self._listener.listen(_BACKLOG)
+        except OSError as error:
+            raise _cannot_listen(
+                self._config.server.host, self._config.server.port, error
+            ) from error
 
     async def _announce(self, server: _HttpServer) -> None:
         while not server.started:

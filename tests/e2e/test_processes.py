@@ -110,9 +110,14 @@ def test_port_that_another_server_takes_meanwhile_is_told() -> None:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        wait_until(lambda: bool(psutil.Process(process.pid).children()), 60, "the engine starts")
-        other.listen()
-        _, errors = process.communicate(timeout=120)
+        try:
+            children = psutil.Process(process.pid).children
+            wait_until(lambda: bool(children()), 60, "the engine starts")
+            other.listen()
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+            process.communicate()
     assert process.returncode == 2, errors
     assert str(port) in errors.decode().splitlines()[-1]
     assert b"Traceback" not in errors

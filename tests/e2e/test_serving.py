@@ -134,6 +134,20 @@ def test_stop_string_ends_text_exactly_before_it(live_server: Server) -> None:
     assert stream_text(live_server, prompt, max_tokens=16, stop=[stop]) == free[: free.index(stop)]
 
 
+def test_a_request_that_ended_on_a_stop_string_changes_nothing_for_the_next(
+    live_server: Server,
+) -> None:
+    prompt = "A prompt that two requests share, longer than a block: one, two, three, four, five,"
+    fresh = complete(live_server, prompt, max_tokens=16, cache_salt="as on a fresh server")
+    text = fresh["choices"][0]["text"]
+    assert fresh["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    stopped = complete(live_server, prompt, max_tokens=16, stop=[text[5:8]])
+    assert stopped["choices"][0]["finish_reason"] == "stop"
+    after = complete(live_server, prompt, max_tokens=16)
+    assert after["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert after["choices"][0]["text"] == text
+
+
 def test_stop_token_id_ends_and_is_named(live_server: Server) -> None:
     prompt = "The capital of France is"
     paris = httpx.post(

@@ -1,8 +1,10 @@
 """The CPU backend: gathered pages and row-blocked attention that skips the causal half.
 
-Runs in the engine process on any CPU, without a compiler. Pages are copied out of the cache in the
-order that a matmul wants (cheap: one layer's share stays in the processor's cache) and the rows of
-a query group are folded together, so that each KV head is read once for all its query heads.
+Runs in the engine process on any CPU, without a compiler; with one, float32 decodes go through a
+kernel that reads the pages in place (`atom_lite_kernels.cpu`). Otherwise pages are copied out of
+the cache in the order that a matmul wants (cheap: one layer's share stays in the processor's cache)
+and the rows of a query group are folded together, so that each KV head is read once for all its
+query heads.
 
 Decodes are grouped by length, padded, and run as one batched matmul per group. A prefill chunk runs
 in blocks of rows; each block sees only the keys up to its own last row. What a block does inside
@@ -18,6 +20,8 @@ heads of a KV head, D head size, W keys that a group or chunk gathers.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -30,17 +34,27 @@ from atom_lite.attention.protocol import (
     page_bytes,
 )
 
+if TYPE_CHECKING:
+    from atom_lite_kernels.cpu.decode_attention import DecodeAttention
+
 
 class CpuBackend:
-    """Attention for CPUs in stock torch."""
+    """Attention for CPUs: stock torch, and a compiled kernel for float32 decodes if there is one.
+
+    Args:
+        decode_kernel: attends with decode rows, pages in place; None gathers them for torch.
+    """
 
     name = "cpu"
     allocate_kv = staticmethod(allocate_pages)
     kv_bytes_per_block = staticmethod(page_bytes)
 
+    def __init__(self, decode_kernel: DecodeAttention | None = None) -> None:
+        self._decode_kernel = decode_kernel
+
     def prepare(self, metadata: AttentionMetadata) -> PreparedStep:
         """Keep the metadata; plans are made at first use, as they depend on the layer's window."""
-        return PreparedStep(metadata)
+        return PreparedStep(metadata, gather_decodes=self._decode_kernel is None)
 
     def attend(
         self,
@@ -61,7 +75,17 @@ class CpuBackend:
         slots.index_copy_(0, plan.key_slots, finite(k).reshape(-1, head_size))
         slots.index_copy_(0, plan.value_slots, finite(v).reshape(-1, head_size))
         out = torch.empty(q.shape, dtype=q.dtype)
-        if plan.decodes:
+        if plan.num_decodes and self._decode_kernel is not None and q.dtype == torch.float32:
+            self._decode_kernel(
+                q[: plan.num_decodes],
+                pages,
+                plan.decode_tables,
+                plan.decode_contexts,
+                out[: plan.num_decodes],
+                scale=scale,
+                sliding_window=sliding_window,
+            )
+        elif plan.decodes:
             scaled = q[: plan.num_decodes] * scale
             for group in plan.decodes:
                 _attend_decodes(scaled, pages, group, out)

@@ -88,26 +88,33 @@ class StepPlan:
     key_slots: Tensor  # [T * Hk], rows of D numbers
     value_slots: Tensor
     num_decodes: int  # rows of the step before the first chunk
-    decodes: list[DecodeGroup]
+    decode_tables: Tensor  # [decodes, most blocks] int64
+    decode_contexts: Tensor  # [decodes] int64
+    decodes: list[DecodeGroup]  # empty where a kernel reads the pages in place
     chunks: list[ChunkPlan]
 
 
 class PreparedStep:
     """The plans of one step, one per window that the model's layers use."""
 
-    def __init__(self, metadata: AttentionMetadata) -> None:
+    def __init__(self, metadata: AttentionMetadata, *, gather_decodes: bool = True) -> None:
+        """`gather_decodes`: off for a kernel that needs tables and lengths only."""
         self._metadata = metadata
+        self._gather_decodes = gather_decodes
         self._plans: dict[int | None, StepPlan] = {}
 
     def plan(self, layout: StepLayout, window: int | None) -> StepPlan:
         """Give the plan for layers of this window, made at first use."""
         plan = self._plans.get(window)
         if plan is None:
-            plan = self._plans[window] = _plan_step(self._metadata, layout, window)
+            gather = self._gather_decodes or layout.dtype != torch.float32
+            plan = self._plans[window] = _plan_step(self._metadata, layout, window, gather=gather)
         return plan
 
 
-def _plan_step(metadata: AttentionMetadata, layout: StepLayout, window: int | None) -> StepPlan:
+def _plan_step(
+    metadata: AttentionMetadata, layout: StepLayout, window: int | None, *, gather: bool
+) -> StepPlan:
     lens = metadata.query_lens
     num_decodes = next((row for row, length in enumerate(lens) if length > 1), len(lens))
     starts = [0, *accumulate(lens)]
@@ -122,7 +129,9 @@ def _plan_step(metadata: AttentionMetadata, layout: StepLayout, window: int | No
         key_slots=key_slots,
         value_slots=key_slots + layout.num_kv_heads * layout.block_size,
         num_decodes=num_decodes,
-        decodes=_plan_decodes(metadata, layout, window, num_decodes),
+        decode_tables=metadata.block_tables[:num_decodes],
+        decode_contexts=torch.tensor(metadata.context_lens[:num_decodes]),
+        decodes=_plan_decodes(metadata, layout, window, num_decodes) if gather else [],
         chunks=[
             _plan_chunk(metadata, layout, window, row, starts[row], strip)
             for row in chunk_rows

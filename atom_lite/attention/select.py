@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from atom_lite.attention.cpu import CpuBackend
 from atom_lite.attention.reference import ReferenceBackend
 from atom_lite.errors import ConfigError
+from atom_lite_kernels.cpu.decode_attention import load_decode_attention
 
 if TYPE_CHECKING:
     import torch
@@ -21,11 +22,11 @@ def select_backend(name: str, device: torch.device) -> Backend:
         ConfigError: the name is unknown, or the backend does not run on the device.
     """
     if name == "auto":
-        return CpuBackend() if device.type == "cpu" else ReferenceBackend()
+        return CpuBackend(load_decode_attention()) if device.type == "cpu" else ReferenceBackend()
     if name == "reference":
         return ReferenceBackend()
     if name == "cpu":
         if device.type != "cpu":
             raise ConfigError(f"--attention-backend cpu does not run on device {device.type!r}")
-        return CpuBackend()
+        return CpuBackend(load_decode_attention())
     raise ConfigError(f"--attention-backend {name!r} is unknown; use auto, cpu or reference")

@@ -17,6 +17,7 @@ from atom_lite.attention.protocol import AttentionMetadata
 from atom_lite.attention.reference import ReferenceBackend
 from atom_lite.attention.select import select_backend
 from atom_lite.errors import ConfigError
+from atom_lite_kernels.cpu.decode_attention import load_decode_attention
 
 CPU = torch.device("cpu")
 
@@ -55,7 +56,7 @@ CASES = st.builds(
 
 
 def check(case: Case) -> None:
-    """Both backends from the same cache: same outputs, same cache afterwards."""
+    """All backends from the same cache: same outputs, same cache afterwards."""
     generator = torch.Generator().manual_seed(case.seed)
     lens = [new for _, new in case.rows]
     contexts = [prefix + new for prefix, new in case.rows]
@@ -72,7 +73,8 @@ def check(case: Case) -> None:
     q, k, v = qkv.split((num_heads, case.num_kv_heads, case.num_kv_heads), dim=1)
     old = randn(sum(needed) + 2, 2, case.num_kv_heads, case.block_size, case.head_size)
     results = []
-    for backend in (CpuBackend(), ReferenceBackend()):
+    backends = (ReferenceBackend(), CpuBackend(), CpuBackend(load_decode_attention()))
+    for backend in backends:
         (kv,) = backend.allocate_kv(
             1, len(old), case.block_size, case.num_kv_heads, case.head_size, case.dtype, CPU
         )
@@ -80,12 +82,13 @@ def check(case: Case) -> None:
         prepared = backend.prepare(metadata)
         out = backend.attend(q, k, v, kv, prepared, scale=0.4, sliding_window=case.window)
         results.append((out, kv.pages))
-    (out, pages), (expected, expected_pages) = results
-    assert out.shape == q.shape
-    assert out.is_contiguous()
-    assert torch.equal(pages, expected_pages)
+    (expected, expected_pages), *others = results
     tolerance = 1e-5 if case.dtype == torch.float32 else 4e-2
-    torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
+    for out, pages in others:
+        assert out.shape == q.shape
+        assert out.is_contiguous()
+        assert torch.equal(pages, expected_pages)
+        torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
 
 
 @settings(max_examples=150, deadline=None)

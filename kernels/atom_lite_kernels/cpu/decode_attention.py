@@ -1,0 +1,102 @@
+"""Decode attention over paged KV on a CPU: the wrapper of decode_attention.cpp.
+
+Two Zen 3 cores, 9 query and 3 KV heads of 64, float32: 1.0 ms for 32 rows at context 330, where
+gathering the pages and two batched matmuls take 2.2; 0.11 ms for one row at context 1000.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from atom_lite_kernels.cpu.build import load_library
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+_POINTER, _INTEGER = ctypes.c_void_p, ctypes.c_int64
+_ARGUMENTS = (
+    *(_POINTER, _INTEGER, _POINTER, _POINTER, _INTEGER, _POINTER, _POINTER),
+    *(_INTEGER, _INTEGER, _INTEGER, _INTEGER, _INTEGER, ctypes.c_float, _INTEGER),
+)
+
+
+class DecodeAttention(Protocol):
+    """A kernel with the signature of `reference.paged_decode`'s arguments plus an output."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        pages: Tensor,
+        block_tables: Tensor,
+        context_lens: Tensor,
+        out: Tensor,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> None:
+        """Attend with q [B, Hq, D] and write out [B, Hq, D]; see `load_decode_attention`."""
+        ...
+
+
+@cache
+def load_decode_attention() -> DecodeAttention | None:
+    """The compiled kernel, or None where it cannot be built.
+
+    It takes q [B, Hq, D] float32 with contiguous heads, pages [N, 2, Hk, S, D] float32 contiguous,
+    block_tables [B, W] int64 and context_lens [B] int64 (both contiguous; contexts include the new
+    token), and writes out [B, Hq, D] float32 contiguous.
+    """
+    library = load_library("decode_attention")
+    if library is None:
+        return None
+    function = library.atom_lite_decode_attention_f32
+    function.restype, function.argtypes = None, _ARGUMENTS
+
+    def attend(
+        q: Tensor,
+        pages: Tensor,
+        block_tables: Tensor,
+        context_lens: Tensor,
+        out: Tensor,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> None:
+        _check(q, pages, block_tables, context_lens, out)
+        num_rows, num_heads, head_size = q.shape
+        function(
+            q.data_ptr(),
+            q.stride(0),
+            pages.data_ptr(),
+            block_tables.data_ptr(),
+            block_tables.stride(0),
+            context_lens.data_ptr(),
+            out.data_ptr(),
+            num_rows,
+            num_heads,
+            pages.shape[2],
+            pages.shape[3],
+            head_size,
+            scale,
+            sliding_window or 0,
+        )
+
+    return attend
+
+
+def _check(
+    q: Tensor, pages: Tensor, block_tables: Tensor, context_lens: Tensor, out: Tensor
+) -> None:
+    """What the C++ side takes on trust."""
+    assert q.dtype == pages.dtype == out.dtype == torch.float32
+    assert block_tables.dtype == context_lens.dtype == torch.int64
+    assert q.stride()[1:] == (q.shape[2], 1)
+    assert pages.is_contiguous() and out.is_contiguous() and context_lens.is_contiguous()
+    assert block_tables.stride(1) == 1
+    assert out.shape == q.shape and q.shape[1] % pages.shape[2] == 0
+    assert len(block_tables) == len(context_lens) == len(q)

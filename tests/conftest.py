@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from atom_lite.models.checkpoint import resolve_checkpoint
+from tests.live_servers import live_server, start_server
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+__all__ = ["live_server", "start_server"]  # fixtures
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.e2e.conftest import Server
+    from tests.live_servers import Server
 
 SESSION = Path(__file__).with_name("sdk_session.py")
 # `make test` installs the older SDK beside the virtual environment's own packages.

@@ -11,7 +11,7 @@ import pytest
 from tests.architecture.promql import dashboard_queries, metric_names
 
 if TYPE_CHECKING:
-    from tests.e2e.conftest import Server
+    from tests.live_servers import Server
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "configs" / "grafana" / "dashboard.json"
 QUERIES = dashboard_queries(json.loads(DASHBOARD.read_text(encoding="utf-8")))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from tests.e2e.conftest import Server, wait_until
+from tests.live_servers import Server, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import Server, start, stop, wait_until
+from tests.live_servers import Server, start, stop, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.conftest import Server, wait_until
+from tests.live_servers import Server, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

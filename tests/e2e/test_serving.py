@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.conftest import Server, wait_until
+from tests.live_servers import Server, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

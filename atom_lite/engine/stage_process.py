@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import torch
@@ -120,8 +120,14 @@ class Stage:
             self._link.send_result(plan.step_id, msgspec.msgpack.encode(result))
 
 
-def main() -> int:
-    """Join the pipeline, load, run."""
+def _exit(code: int) -> NoReturn:
+    """End now, while the groups are alive: tearing one down waits for transfers that never end."""
+    logging.shutdown()
+    os._exit(code)
+
+
+def main() -> NoReturn:
+    """Join the pipeline, load, run, exit."""
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=StageSpec)
@@ -139,10 +145,10 @@ def main() -> int:
             device=torch.device("cpu"),
             max_sends_in_flight=spec.topology.num_stages + 1,
         )
-        return _load_and_run(spec, store, link, hidden)
+        _exit(_load_and_run(spec, store, link, hidden))
     except PipelineError as error:
         logger.error("%s: %s", spec.topology.describe(spec.topology.rank), error)
-        return HEAD_GONE
+        _exit(HEAD_GONE)
 
 
 def _load_and_run(spec: StageSpec, store: TCPStore, link: StageLink, hidden: HiddenLink) -> int:
@@ -169,6 +175,4 @@ def _watch_lifeline() -> None:
 
 
 if __name__ == "__main__":
-    exit_code = main()
-    logging.shutdown()
-    os._exit(exit_code)  # threads of gloo may still live
+    main()

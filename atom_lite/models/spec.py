@@ -121,14 +121,21 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
+def _without_nulls(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value for key, value in pairs if value is not None}
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; an absent file is an empty one.
+
+    Keys whose value is null are left out, in nested objects too: to every reader null means the
+    same as absence, and `get` with a default would hand out the null instead.
 
     Raises:
         ConfigError: the file is not a JSON object.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_nulls)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import torch
@@ -141,7 +141,7 @@ class Stage:
             self._link.send_result(step_id, outcome + b" " * step.result_bytes)
 
 
-def run_follower(spec: Spec) -> int:
+def run_follower(spec: Spec) -> NoReturn:
     store = open_store(spec.rendezvous, spec.topology)
     groups = open_groups(spec.topology, store, spec.rendezvous, data_backend="gloo")
     link = DistributedStageLink(spec.topology, groups, timing=spec.timing)
@@ -151,19 +151,21 @@ def run_follower(spec: Spec) -> int:
         device=torch.device("cpu"),
         max_sends_in_flight=MAX_SENDS_IN_FLIGHT,
     )
-    return Stage(spec.topology, link, hidden).run()
+    code = Stage(spec.topology, link, hidden).run()
+    sys.stderr.flush()
+    # Here, while the groups are alive: tearing one down waits for transfers that may never end.
+    os._exit(code)
 
 
 def fork_stage(spec: Spec) -> int:
     """Start a stage; its process id."""
     if (pid := os.fork()) != 0:
         return pid
-    code = 70
     try:
-        code = run_follower(spec)
+        run_follower(spec)
     finally:
         sys.stderr.flush()
-        os._exit(code)
+        os._exit(70)
 
 
 def exit_code(pid: int, seconds: float) -> int | None:

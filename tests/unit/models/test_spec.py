@@ -214,6 +214,12 @@ def test_any_garbage_in_a_config_gives_a_spec_or_a_config_error(
         spec_of(tmp_path, **base | {name: value})
 
 
+def test_null_in_a_config_means_the_same_as_absence(tmp_path: Path) -> None:
+    window = QWEN_WINDOW | {"max_window_layers": None, "layer_types": None}
+    unset = {key: value for key, value in window.items() if value is not None}
+    assert spec_of(tmp_path, **window) == spec_of(tmp_path, **unset)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"temperature": "hot"}, {"top_p": float("nan")}, {"top_k": True}, {"max_new_tokens": 0}],

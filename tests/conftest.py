@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 from atom_lite.models.checkpoint import resolve_checkpoint
 from tests.live_servers import live_server, start_server
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["live_server", "start_server"]  # fixtures
+
+# A slow or busy machine is not a defect: no example has a time limit, only the test as a whole.
+settings.register_profile("atom_lite", deadline=None)
+settings.load_profile("atom_lite")
 
 
 @pytest.fixture(scope="session")

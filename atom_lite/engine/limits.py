@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Literal, cast
 
-from atom_lite.errors import ConfigError
 from atom_lite.messages import EngineReady
 from atom_lite.scheduler.scheduler import SchedulerLimits
 
@@ -43,19 +42,13 @@ def scheduler_limits(config: Config, info: RunnerInfo) -> SchedulerLimits:
     """The numbers that one run of the scheduler keeps to.
 
     Raises:
-        ConfigError: the default budget is smaller than --max-num-seqs (caught at start, exit 2).
+        ConfigError: numbers under which some sequence could never run (exit 2).
     """
-    num_seqs = config.scheduler.max_num_seqs
     budgets = _CPU_BUDGETS if info.device == "cpu" else _ACCELERATOR_BUDGETS
     if config.scheduler.max_num_batched_tokens is not None:
         budgets = (config.scheduler.max_num_batched_tokens,) * 2
-    if budgets[0] < num_seqs:
-        raise ConfigError(
-            f"--max-num-seqs {num_seqs}: more than the token budget of a step ({budgets[0]}); "
-            "raise --max-num-batched-tokens"
-        )
-    return SchedulerLimits(
-        max_num_seqs=num_seqs,
+    limits = SchedulerLimits(
+        max_num_seqs=config.scheduler.max_num_seqs,
         decode_step_tokens=budgets[0],
         prefill_step_tokens=budgets[1],
         max_model_len=info.max_model_len,
@@ -67,6 +60,8 @@ def scheduler_limits(config: Config, info: RunnerInfo) -> SchedulerLimits:
         pipeline_depth=info.num_stages,
         scheduling_policy=cast("Literal['fcfs', 'priority']", config.scheduler.scheduling_policy),
     )
+    limits.check()  # before the startup sweep, which takes seconds
+    return limits
 
 
 def engine_ready(limits: SchedulerLimits, info: RunnerInfo) -> EngineReady:

@@ -1,0 +1,1 @@
+"""The real scheduler and planners without a model: simulated stages, workloads, timelines."""

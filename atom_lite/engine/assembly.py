@@ -6,7 +6,8 @@ import platform
 from typing import TYPE_CHECKING, NamedTuple
 
 from atom_lite.chunking.profile import Fingerprint
-from atom_lite.engine.chunking_policy import ChunkingDesk, make_controller, policy_name
+from atom_lite.engine.chunking_desk import ChunkingDesk
+from atom_lite.engine.chunking_policy import make_controller, policy_name
 from atom_lite.engine.head import Head
 from atom_lite.engine.limits import engine_ready, scheduler_limits
 from atom_lite.engine.start import start_executor

@@ -29,7 +29,7 @@ from atom_lite.messages import (
 )
 
 if TYPE_CHECKING:
-    from atom_lite.engine.chunking_policy import ChunkingDesk
+    from atom_lite.engine.chunking_desk import ChunkingDesk
     from atom_lite.engine.executor import Executor
     from atom_lite.ipc.link import EngineLink
     from atom_lite.scheduler.scheduler import Scheduler

@@ -1,0 +1,89 @@
+"""What the head learns before its first request: a saved profile, or else the startup sweep.
+
+The sweep's shapes come from the policy (`chunking/startup.py`); here they become plans for the
+executor, with made-up token ids and a prefix that is taken as there. Head process, at start only.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from atom_lite.messages import SamplingParams, SequenceStart, StepPlan, StepRow
+
+if TYPE_CHECKING:
+    from atom_lite.chunking.latency_model import Chunk
+    from atom_lite.chunking.startup import StartupSweep
+    from atom_lite.engine.executor import Executor
+    from atom_lite.messages import StepResult
+
+STEP_SECONDS = 60.0
+_POLL_SECONDS = 0.0005
+_FIRST_SEQUENCE = -1  # and down from there: the frontend's ids are not negative
+
+
+def run_sweep(executor: Executor, sweep: StartupSweep, *, block_size: int, vocab_size: int) -> int:
+    """Run the sweep's forwards one after the other; its times go to the sweep.
+
+    Returns:
+        The first step id that it has not used.
+
+    Raises:
+        TimeoutError: a forward did not come back.
+        Exception: what a forward raised; the start fails then.
+    """
+    step_id = 0
+    drops: list[tuple[int, int]] = []
+    while (shape := sweep.next_shape()) is not None:
+        plan = _forward(step_id, shape, drops, block_size=block_size, vocab_size=vocab_size)
+        plan = msgspec.structs.replace(plan, skip_attention=sweep.is_attention_free)
+        sweep.finish_shape(_run_now(executor, plan).stage_seconds)
+        drops = [(_FIRST_SEQUENCE - step_id, 0)]
+        step_id += 1
+    if drops:
+        _run_now(executor, StepPlan(step_id=step_id, starts=[], rows=[], drops=drops))
+        step_id += 1
+    return step_id
+
+
+def _forward(
+    step_id: int,
+    shape: Chunk,
+    drops: list[tuple[int, int]],
+    *,
+    block_size: int,
+    vocab_size: int,
+) -> StepPlan:
+    """One forward of a shape: its prefix is taken as there, its tokens are any."""
+    num_tokens = shape.prefix_tokens + shape.new_tokens
+    sequence_id = _FIRST_SEQUENCE - step_id
+    start = SequenceStart(
+        sequence_id=sequence_id,
+        epoch=0,
+        token_ids=[index % vocab_size for index in range(num_tokens)],
+        num_prompt_tokens=num_tokens,
+        sampling=SamplingParams(max_tokens=1),
+    )
+    row = StepRow(
+        sequence_id=sequence_id,
+        epoch=0,
+        start=shape.prefix_tokens,
+        num_tokens=shape.new_tokens,
+        sample=False,
+        new_block_ids=list(range(-(-num_tokens // block_size))),
+    )
+    return StepPlan(step_id=step_id, starts=[start], rows=[row], drops=drops)
+
+
+def _run_now(executor: Executor, plan: StepPlan) -> StepResult:
+    """Run one plan and wait for it; nothing else is in flight before the first request."""
+    executor.start(plan)
+    deadline = time.monotonic() + STEP_SECONDS
+    while not (results := executor.take_results()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"a step of the startup sweep took over {STEP_SECONDS:g} s")
+        time.sleep(_POLL_SECONDS)
+    (result,) = results
+    return result

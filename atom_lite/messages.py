@@ -23,6 +23,9 @@ import msgspec
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 
+# Upper bounds of the histogram of chunk sizes that `ChunkingStats` carries.
+CHUNK_SIZE_BUCKETS_TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the tokens of one sequence are drawn; already validated by the frontend.
@@ -128,8 +131,13 @@ class ChunkingStats(msgspec.Struct, frozen=True, kw_only=True):
     state: str  # of the calibration; "off" for a policy that learns nothing
     reason: str
     chunks_by_reason: dict[str, int]  # placed since start
+    chunk_tokens_by_reason: dict[str, int] = {}  # of those chunks
+    # Chunks per bucket of CHUNK_SIZE_BUCKETS_TOKENS (not cumulated), larger ones at the end.
+    chunk_sizes_by_reason: dict[str, list[int]] = {}
     models: list[str] = []  # a, b, c, gamma in milliseconds, one line per stage
+    coefficients: list[dict[str, float]] = []  # the same as fields of LatencyModel, in seconds
     fit_errors: list[float | None] = []  # median relative error of each stage's fit
+    fits: list[dict[str, float] | None] = []  # all of each fit's quality, as fields of FitQuality
     prediction_error: float | None = None  # median relative error of the last predictions
     last_plan: list[int] = []  # chunk sizes of the prompt planned last
     last_plan_seconds: float | None = None  # that prompt's predicted time through the stages
@@ -149,6 +157,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_computed: int = 0
     output_tokens: int = 0
     deadline_overruns: int = 0
+    # counters by pipeline stage; see engine/occupancy.py
+    stage_busy_seconds: list[float] = []
+    stage_bubble_seconds: list[float] = []
     chunking: ChunkingStats | None = None
 
 
@@ -178,6 +189,7 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     architecture: str
     default_sampling: dict[str, float]  # generation_config.json's temperature, top_p, top_k ...
     memory_bytes: dict[str, int]  # by kind: weights, kv_cache
+    num_stages: int = 1  # of the pipeline
 
 
 class EngineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):

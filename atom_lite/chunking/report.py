@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from atom_lite.messages import CHUNK_SIZE_BUCKETS_TOKENS
+
 if TYPE_CHECKING:
     from atom_lite.chunking.planner import ChunkDecision, Reason
 
@@ -22,7 +24,6 @@ _PHRASES: dict[Reason, str] = {
     "schedule": "{} sized by the static schedule",
 }
 _ALWAYS: tuple[Reason, ...] = ("model", "sweep", "unreachable", "other_prefills")
-SIZE_BUCKETS_TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
 class ChunkReport:
@@ -39,12 +40,12 @@ class ChunkReport:
         self._interval[decision.reason] += 1
         self.total_by_reason[decision.reason] += 1
         self.tokens_by_reason[decision.reason] += decision.tokens
-        bucket = next((b for b in SIZE_BUCKETS_TOKENS if decision.tokens <= b), 0)
+        bucket = next((b for b in CHUNK_SIZE_BUCKETS_TOKENS if decision.tokens <= b), 0)
         self._sizes[decision.reason, bucket] += 1
 
     def size_buckets(self, reason: Reason) -> list[int]:
-        """Chunks per bucket of `SIZE_BUCKETS_TOKENS`, those above the last one at the end."""
-        return [self._sizes[reason, bucket] for bucket in (*SIZE_BUCKETS_TOKENS, 0)]
+        """Chunks per bucket of `CHUNK_SIZE_BUCKETS_TOKENS`, those above the last one at the end."""
+        return [self._sizes[reason, bucket] for bucket in (*CHUNK_SIZE_BUCKETS_TOKENS, 0)]
 
     def line(self) -> str | None:
         """The line for the log, and a new interval; None where nothing was chunked."""

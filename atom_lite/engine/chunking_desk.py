@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 from atom_lite.chunking.calibrator import StepSample
 from atom_lite.chunking.controller import FittedController
 from atom_lite.chunking.latency_model import Chunk
-from atom_lite.chunking.planners.makespan import MakespanPlanner
 from atom_lite.chunking.profile import Fingerprint, Profile, load_profile, mismatch, save_profile
 from atom_lite.engine.chunking_startup import run_sweep
+from atom_lite.engine.chunking_stats import chunking_stats
 from atom_lite.errors import ConfigError
-from atom_lite.messages import ChunkingStats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from atom_lite.chunking.controller import ChunkingController
     from atom_lite.chunking.refusal import Notice
     from atom_lite.engine.executor import Executor
-    from atom_lite.messages import StepPlan, StepResult
+    from atom_lite.messages import ChunkingStats, StepPlan, StepResult
 
 REPORT_SECONDS = 10.0
 _STATS_SECONDS = 1.0
@@ -139,26 +138,8 @@ class ChunkingDesk:
         return self._stats
 
     def _gather_stats(self) -> ChunkingStats:
-        status = self.controller.status()
-        planner = self.controller.planner
-        plan = planner.last_plan if isinstance(planner, MakespanPlanner) else None
-        return ChunkingStats(
-            policy=self._policy,
-            num_stages=len(self._fingerprint.layers_per_stage),
-            state=status.state,
-            reason=status.reason,
-            chunks_by_reason={
-                str(reason): count
-                for reason, count in self.controller.report.total_by_reason.items()
-            },
-            models=[model.describe() for model in status.models],
-            fit_errors=[
-                None if quality is None else quality.median_relative_error
-                for quality in status.qualities
-            ],
-            prediction_error=status.recent_error,
-            last_plan=[] if plan is None else list(plan.sizes),
-            last_plan_seconds=None if plan is None else plan.predicted_seconds,
+        return chunking_stats(
+            self.controller, self._policy, num_stages=len(self._fingerprint.layers_per_stage)
         )
 
     def _save(self) -> None:

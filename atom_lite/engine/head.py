@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from atom_lite.engine.occupancy import PipelineOccupancy
 from atom_lite.messages import (
     AbortSequence,
     EngineEvents,
@@ -60,6 +61,7 @@ class Head:
         self._chunking = chunking
         self._executor = executor
         self._link = link
+        self._occupancy = PipelineOccupancy()
         self._step_tokens: list[int] = []
         self._stopping = False
 
@@ -109,6 +111,7 @@ class Head:
         events: list[SequenceEvent] = []
         for result in self._executor.take_results():
             now = time.monotonic()
+            self._occupancy.finish(result.step_id, result.stage_seconds, now)
             events += self._scheduler.commit(result, now)
             if self._chunking is not None:
                 self._chunking.finished(result, now)
@@ -118,13 +121,19 @@ class Head:
         """Plan until the pipeline is full or nothing can run."""
         while (plan := self._scheduler.schedule(time.monotonic())) is not None:
             self._step_tokens.append(sum(row.num_tokens for row in plan.rows))
+            if plan.rows:  # one without only says what to forget
+                self._occupancy.start(plan.step_id, time.monotonic())
             self._executor.start(plan)
             if self._chunking is not None:
                 self._chunking.planned(plan)
 
     def _send(self, events: list[SequenceEvent]) -> None:
         """One frame for all that a turn brought; an empty one is the heartbeat."""
-        stats = self._scheduler.stats()
+        stats = msgspec.structs.replace(
+            self._scheduler.stats(),
+            stage_busy_seconds=self._occupancy.busy_seconds,
+            stage_bubble_seconds=self._occupancy.bubble_seconds,
+        )
         if self._chunking is not None:
             chunking = self._chunking.stats(time.monotonic())
             stats = msgspec.structs.replace(stats, chunking=chunking)

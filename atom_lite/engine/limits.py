@@ -79,4 +79,5 @@ def engine_ready(limits: SchedulerLimits, info: RunnerInfo) -> EngineReady:
         architecture=info.architecture,
         default_sampling=info.default_sampling,
         memory_bytes=info.memory_bytes,
+        num_stages=info.num_stages,
     )

@@ -12,7 +12,8 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from atom_lite.messages import ChunkingStats, EngineStats
+from atom_lite.messages import EngineStats
+from atom_lite.observability.chunking_families import chunking_families
 from atom_lite.observability.metric_names import PREFIX
 
 if TYPE_CHECKING:
@@ -33,25 +34,13 @@ _COUNTERS = {
     "prompt_tokens_computed": ("prompt_tokens_computed", "Prompt tokens run through the model."),
     "deadline_overruns": ("deadline_overruns", "Steps that knowingly missed their deadline."),
 }
-_CHUNK_REASONS = (
-    "model",
-    "sweep",
-    "unreachable",
-    "other_prefills",
-    "whole_prompt",
-    "fixed",
-    "schedule",
-)
-_CALIBRATION_STATES = (
-    "off",
-    "profiling",
-    "calibrating",
-    "collecting",
-    "installed",
-    "drifting",
-    "ignored",
-    "gave_up",
-)
+_STAGE_COUNTERS = {
+    "stage_busy_seconds": ("stage_busy_seconds", "Time in the model call of a pipeline stage."),
+    "stage_bubble_seconds": (
+        "stage_bubble_seconds",
+        "Time in which steps were in flight and a pipeline stage was not busy.",
+    ),
+}
 
 
 class EngineCollector(Collector):
@@ -59,10 +48,13 @@ class EngineCollector(Collector):
 
     Args:
         labels: the labels that every series carries.
+        num_stages: of the pipeline.
     """
 
-    def __init__(self, labels: dict[str, str]) -> None:
+    def __init__(self, labels: dict[str, str], num_stages: int) -> None:
         self.stats = EngineStats()
+        self._labels = labels
+        self._num_stages = num_stages
         self._names = list(labels)
         self._values = list(labels.values())
 
@@ -82,33 +74,13 @@ class EngineCollector(Collector):
             counter = CounterMetricFamily(name, text, labels=self._names)
             counter.add_metric(self._values, getattr(stats, field))
             yield counter
-        yield from self._chunking(stats.chunking)
+        for suffix, (field, text) in _STAGE_COUNTERS.items():
+            yield self._by_stage(PREFIX + suffix, text, getattr(stats, field))
+        yield from chunking_families(stats.chunking, self._labels, self._num_stages)
 
-    def _chunking(self, chunking: ChunkingStats | None) -> Iterator[Metric]:
-        """The chunk-size policy; every reason and state is there from the start, at zero."""
-        chunks = CounterMetricFamily(
-            PREFIX + "dynamic_chunks",
-            "Prefill chunks placed, by what decided their size.",
-            labels=[*self._names, "reason"],
-        )
-        counts = {} if chunking is None else chunking.chunks_by_reason
-        for reason in _CHUNK_REASONS:
-            chunks.add_metric([*self._values, reason], counts.get(reason, 0))
-        yield chunks
-        states = GaugeMetricFamily(
-            PREFIX + "calibration_state",
-            "1 for the state that the latency model's calibration is in.",
-            labels=[*self._names, "state"],
-        )
-        current = "off" if chunking is None else chunking.state
-        for state in _CALIBRATION_STATES:
-            states.add_metric([*self._values, state], float(state == current))
-        yield states
-        error = GaugeMetricFamily(
-            PREFIX + "chunk_prediction_error",
-            "Median relative error of the last step times predicted; 0 before any.",
-            labels=self._names,
-        )
-        known = None if chunking is None else chunking.prediction_error
-        error.add_metric(self._values, known or 0.0)
-        yield error
+    def _by_stage(self, name: str, text: str, seconds: list[float]) -> Metric:
+        family = CounterMetricFamily(name, text, labels=[*self._names, "stage"])
+        for stage in range(self._num_stages):
+            known = seconds[stage] if stage < len(seconds) else 0.0
+            family.add_metric([*self._values, str(stage)], known)
+        return family

@@ -28,6 +28,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client import disable_created_metrics as _disable_created_series
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.gc_collector import GCCollector
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
@@ -69,7 +70,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
         self._compat = config.observability.metrics_compat == "vllm"
-        self._engine = EngineCollector(self._labels)
+        self._engine = EngineCollector(self._labels, ready.num_stages)
         self.registry.register(self._engine)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -120,7 +121,10 @@ class Metrics:
         """The page of /metrics and its content type, as the `Accept` header asks."""
         encoder, content_type = choose_encoder(accept)
         source = RenamedForVllm(self.registry) if self._compat else self.registry
-        return encoder(cast("CollectorRegistry", source)), content_type
+        # Our names need no escaping under any scheme, but the client library's OpenMetrics writer
+        # turns the colon of sample names into an underscore unless told that all is allowed.
+        page = encoder(cast("CollectorRegistry", source), escaping=ALLOWUTF8)  # type: ignore[call-arg]
+        return page, content_type
 
     # ------------------------------------------------------------ making the series
 

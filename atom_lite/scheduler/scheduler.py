@@ -188,7 +188,10 @@ class Scheduler:
             num_waiting=len(self._roster.waiting),
             kv_usage=self._allocator.num_held / self._limits.num_blocks,
             num_preemptions=self._roster.num_preemptions,
-            chunking=None,  # the head knows
+            # what the head knows
+            stage_busy_seconds=[],
+            stage_bubble_seconds=[],
+            chunking=None,
             **self._counters,
         )
 

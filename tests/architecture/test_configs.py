@@ -103,6 +103,12 @@ def test_dashboard_shows_what_an_operator_asks_for() -> None:
         "num_preemptions_total",
         "request_queue_time_seconds_bucket",
         "iteration_tokens_total_bucket",
+        "dynamic_chunk_tokens_bucket",
+        "chunk_prediction_error",
+        "latency_model_fit_error",
+        "calibration_state",
+        "stage_busy_seconds_total",
+        "stage_bubble_seconds_total",
     )
     assert {"atom_lite:" + name for name in wanted} | {"http_requests_total"} <= asked
     (variable,) = dashboard["templating"]["list"]

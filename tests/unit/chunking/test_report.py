@@ -1,5 +1,6 @@
 from atom_lite.chunking.planner import ChunkDecision
-from atom_lite.chunking.report import SIZE_BUCKETS_TOKENS, ChunkReport
+from atom_lite.chunking.report import ChunkReport
+from atom_lite.messages import CHUNK_SIZE_BUCKETS_TOKENS
 
 
 def test_the_line_counts_by_reason_since_the_last_one() -> None:
@@ -38,4 +39,4 @@ def test_totals_go_on_over_reports() -> None:
     assert report.tokens_by_reason["model"] == 64 + 65 + 100_000
     buckets = report.size_buckets("model")
     assert buckets[0] == buckets[1] == buckets[-1] == 1
-    assert len(buckets) == len(SIZE_BUCKETS_TOKENS) + 1
+    assert len(buckets) == len(CHUNK_SIZE_BUCKETS_TOKENS) + 1

@@ -1,15 +1,30 @@
 from __future__ import annotations
 
+import re
+from dataclasses import fields
+from typing import get_args
+
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from atom_lite.chunking.atom_calibrator import AtomState
+from atom_lite.chunking.calibrator import CalibrationState
+from atom_lite.chunking.latency_model import LatencyModel
+from atom_lite.chunking.planner import Reason
 from atom_lite.config import Config, ObservabilityConfig
 from atom_lite.messages import (
+    CHUNK_SIZE_BUCKETS_TOKENS,
+    ChunkingStats,
     EngineEvents,
     EngineStats,
     SequenceFinished,
     SequenceTimings,
+)
+from atom_lite.observability.chunking_families import (
+    CALIBRATION_STATES,
+    CHUNK_REASONS,
+    COEFFICIENTS,
 )
 from atom_lite.observability.metric_names import token_count_buckets
 from atom_lite.observability.metrics import FINISHED_REASONS, Metrics
@@ -52,9 +67,9 @@ SERIES = [
 ]
 
 
-def make(compat: str | None = None) -> Metrics:
+def make(compat: str | None = None, num_stages: int = 1) -> Metrics:
     config = Config(observability=ObservabilityConfig(metrics_compat=compat))
-    return Metrics(config, engine_ready(), "m")
+    return Metrics(config, engine_ready(num_stages=num_stages), "m")
 
 
 def samples_of(metrics: Metrics) -> dict[tuple[str, frozenset], float]:
@@ -130,6 +145,22 @@ def test_page_is_valid_openmetrics_too(compat):
     assert list(parse_openmetrics(page.decode()))
 
 
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "text/plain;version=1.0.0",
+        "application/openmetrics-text",
+        "application/openmetrics-text;version=1.0.0;q=0.5",
+        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6",
+    ],
+)
+def test_names_are_the_same_in_every_format(accept):
+    """Dashboards ask for `atom_lite:x`, whatever format Prometheus was given."""
+    page, _ = make().exposition(accept)
+    names = {re.match(r"[^{ ]+", line)[0] for line in page.decode().splitlines() if line[0] != "#"}
+    assert {name for name, _ in samples_of(make())} == names
+
+
 def test_gauges_follow_the_engine_and_come_to_rest():
     metrics = make()
     busy = EngineStats(num_running=3, num_waiting=2, kv_usage=0.5, num_preemptions=1)
@@ -195,3 +226,64 @@ def test_token_buckets_are_1_2_5_up_to_the_limit():
     assert token_count_buckets(100) == (1, 2, 5, 10, 20, 50, 100)
     assert token_count_buckets(8192)[-1] == 5000
     assert token_count_buckets(1) == (1,)
+
+
+def test_the_pipelines_series_exist_at_zero_for_every_label():
+    metrics = make(num_stages=3)
+    for reason in CHUNK_REASONS:
+        assert value(metrics, "dynamic_chunks_total", reason=reason) == 0
+        assert value(metrics, "dynamic_chunk_tokens_count", reason=reason) == 0
+        assert value(metrics, "dynamic_chunk_tokens_bucket", reason=reason, le="64.0") == 0
+    for state in CALIBRATION_STATES:
+        assert value(metrics, "calibration_state", state=state) == (state == "off")
+    for stage in ("0", "1", "2"):
+        assert value(metrics, "stage_busy_seconds_total", stage=stage) == 0
+        assert value(metrics, "stage_bubble_seconds_total", stage=stage) == 0
+        assert value(metrics, "latency_model_fit_error", stage=stage) == 0
+        for name in COEFFICIENTS:
+            labels = {"stage": stage, "coefficient": name}
+            assert value(metrics, "latency_model_coefficient", **labels) == 0
+    assert value(metrics, "chunk_prediction_error") == 0
+
+
+def test_the_pipelines_series_follow_the_engine():
+    sizes = [0] * (len(CHUNK_SIZE_BUCKETS_TOKENS) + 1)
+    sizes[2], sizes[-1] = 3, 1
+    chunking = ChunkingStats(
+        policy="makespan",
+        num_stages=2,
+        state="installed",
+        reason="fitted",
+        chunks_by_reason={"model": 4},
+        chunk_tokens_by_reason={"model": 40_600},
+        chunk_sizes_by_reason={"model": sizes},
+        coefficients=[{"linear_seconds_per_token": 0.002}, {"linear_seconds_per_token": 0.003}],
+        fit_errors=[0.04, None],
+        prediction_error=0.07,
+    )
+    stats = EngineStats(
+        stage_busy_seconds=[3.0, 2.0], stage_bubble_seconds=[1.0, 2.0], chunking=chunking
+    )
+    metrics = make(num_stages=2)
+    metrics.observe_engine(EngineEvents(events=[], stats=stats))
+    bucket = "dynamic_chunk_tokens_bucket"
+    assert value(metrics, bucket, reason="model", le="128.0") == 0
+    assert value(metrics, bucket, reason="model", le="256.0") == 3
+    assert value(metrics, bucket, reason="model", le="32768.0") == 3
+    assert value(metrics, bucket, reason="model", le="+Inf") == 4
+    assert value(metrics, "dynamic_chunk_tokens_sum", reason="model") == 40_600
+    assert value(metrics, "calibration_state", state="installed") == 1
+    assert value(metrics, "calibration_state", state="off") == 0
+    slope = {"coefficient": "linear_seconds_per_token"}
+    assert value(metrics, "latency_model_coefficient", stage="1", **slope) == 0.003
+    assert value(metrics, "latency_model_fit_error", stage="0") == 0.04
+    assert value(metrics, "latency_model_fit_error", stage="1") == 0
+    assert value(metrics, "chunk_prediction_error") == 0.07
+    assert value(metrics, "stage_busy_seconds_total", stage="0") == 3
+    assert value(metrics, "stage_bubble_seconds_total", stage="1") == 2
+
+
+def test_the_words_that_label_series_are_the_engines():
+    assert set(CHUNK_REASONS) == set(get_args(Reason))
+    assert set(CALIBRATION_STATES) == {"off", *get_args(CalibrationState), *get_args(AtomState)}
+    assert list(COEFFICIENTS) == [field.name for field in fields(LatencyModel)]

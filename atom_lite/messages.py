@@ -259,7 +259,7 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What a step brought back; `stage_seconds` is the model call's duration on each stage."""
+    """What a step brought back; `stage_seconds[s]` is the model call's duration on stage s."""
 
     step_id: int
     tokens: list[SampledToken]

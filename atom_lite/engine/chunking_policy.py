@@ -30,9 +30,6 @@ SMOOTH_VARIABLE = "ATOM_DYNAMIC_CHUNKING_SMOOTH_FACTOR"
 DEFAULT_SMOOTH_FACTOR = 0.75
 # Sarathi-Serve's static schedule: from the budget down to an eighth of it in four spans.
 _LINEAR_FALL, _LINEAR_SPANS, _LINEAR_LEAST_TOKENS = 8, 4, 32
-# Results carry the times of the first and of the last stage.
-_TIMED_STAGES = 2
-_FITTED_POLICIES = ("makespan", "sglang")
 
 
 def make_controller(config: Config, limits: SchedulerLimits) -> ChunkingController:
@@ -47,11 +44,6 @@ def make_controller(config: Config, limits: SchedulerLimits) -> ChunkingControll
     budget = limits.prefill_step_tokens
     num_stages = limits.pipeline_depth
     sizes = plan_limits(min(budget, limits.max_model_len))
-    if num_stages > _TIMED_STAGES and settings.dynamic_chunking_policy in _FITTED_POLICIES:
-        raise ConfigError(
-            f"--dynamic-chunking-policy {settings.dynamic_chunking_policy}: learns from the first "
-            f"and the last stage only, so {num_stages} stages are not supported yet"
-        )
     match settings.dynamic_chunking_policy:
         case "fixed":
             return StaticController(FixedPlanner(), "the policy is fixed")

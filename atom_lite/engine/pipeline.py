@@ -144,12 +144,11 @@ class PipelineExecutor:
         """See Executor."""
         self._forward.take_results()  # raises what stage 0 raised
         results = []
-        for _, body in self._links.control.poll_results():
-            result = self._decoder.decode(body)
+        for returned in self._links.control.poll_results():
+            result = self._decoder.decode(returned.body)
             own = self._own_seconds.pop(result.step_id)
-            results.append(
-                msgspec.structs.replace(result, stage_seconds=[own, *result.stage_seconds])
-            )
+            seconds = [own, *returned.middle_seconds, *result.stage_seconds]
+            results.append(msgspec.structs.replace(result, stage_seconds=seconds))
         return results
 
     def close(self) -> None:

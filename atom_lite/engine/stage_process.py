@@ -111,6 +111,8 @@ class Stage:
 
     def _run_step(self, runner: Runner, plan: StepPlan, receive: PostedReceive | None) -> None:
         output = runner.run_stage(plan, None if receive is None else receive.wait)
+        if self._topology.reports_seconds:
+            self._link.send_seconds(plan.step_id, output.seconds)
         if output.hidden is not None:
             self._hidden.send(plan.step_id, output.hidden)
         elif self._topology.returns_results:

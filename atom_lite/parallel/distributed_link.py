@@ -20,14 +20,16 @@ that wait but the peer); it leaves by `os._exit`.
 from __future__ import annotations
 
 import queue
+import struct
 import threading
 import time
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from atom_lite.parallel.link import LinkTiming, PipelineError
+from atom_lite.parallel.link import LinkTiming, PipelineError, Returned
 from atom_lite.parallel.peer_channel import PeerChannel, Pulse
+from atom_lite.parallel.returns import Returns
 from atom_lite.parallel.wire import FrameKind, Header
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 # The cause comes first; after it, every rank reports that its neighbour is gone.
 _MAX_FAILURES_TOLD = 4
+_SECONDS = struct.Struct("<d")
 
 
 class DistributedHeadLink:
@@ -59,12 +62,11 @@ class DistributedHeadLink:
         timing: LinkTiming,
     ) -> None:
         assert topology.is_head
-        self._result_rank = topology.result_rank
         self._wake = wake
         self._close_seconds = timing.close_seconds
-        self._results: deque[tuple[int, bytes]] = deque()
+        self._returns = Returns(topology.middle_stages, wake)
         self._failures: deque[str] = deque()
-        self._last_plan = self._last_result = -1
+        self._last_plan = -1
         self._closing = False
         self._channels = [
             PeerChannel(
@@ -72,7 +74,7 @@ class DistributedHeadLink:
                 topology.describe(rank),
                 outgoing=groups.plans,
                 incoming=groups.results,
-                on_frame=partial(self._take_frame, rank, topology.describe(rank)),
+                on_frame=partial(self._take_frame, topology.at(rank)),
                 on_lost=partial(self._take_loss, topology.describe(rank)),
             )
             for rank in topology.follower_ranks
@@ -88,11 +90,9 @@ class DistributedHeadLink:
         for channel in self._channels:
             channel.send(FrameKind.PLAN, step_id, body)
 
-    def poll_results(self) -> list[tuple[int, bytes]]:
+    def poll_results(self) -> list[Returned]:
         """See HeadLink."""
-        results: list[tuple[int, bytes]] = []
-        while self._results:
-            results.append(self._results.popleft())
+        results = self._returns.take()
         if not self._failures:
             return results
         if not results:
@@ -113,24 +113,22 @@ class DistributedHeadLink:
             if not channel.is_lost:
                 channel.join(deadline - time.monotonic())
 
-    def _take_frame(self, rank: int, name: str, header: Header, body: bytes) -> bool:
+    def _take_frame(self, peer: Topology, header: Header, body: bytes) -> bool:
         """A follower's message (called by its channel's thread)."""
         match header.kind:
-            case FrameKind.RESULT if rank == self._result_rank:
-                if header.step_id <= self._last_result:
-                    raise PipelineError(
-                        f"result {header.step_id} came after result {self._last_result}"
-                    )
-                self._last_result = header.step_id
-                self._results.append((header.step_id, body))
-                self._wake()
+            case FrameKind.RESULT if peer.returns_results:
+                self._returns.put_result(header.step_id, body)
+                return True
+            case FrameKind.SECONDS if peer.reports_seconds:
+                (seconds,) = _SECONDS.unpack(body)
+                self._returns.put_seconds(peer.stage, header.step_id, seconds)
                 return True
             case FrameKind.FAILURE:
-                self._fail(f"{name} failed: {body.decode(errors='replace')}")
+                self._fail(f"{peer.name} failed: {body.decode(errors='replace')}")
                 return True
             case FrameKind.SHUTDOWN:
                 if not self._closing:
-                    self._fail(f"{name} left")
+                    self._fail(f"{peer.name} left")
                 return False
             case _:
                 raise PipelineError(f"{header.kind.name} is not for the head")
@@ -151,11 +149,12 @@ class DistributedStageLink:
     def __init__(self, topology: Topology, groups: Groups, *, timing: LinkTiming) -> None:
         assert not topology.is_head
         self._returns_results = topology.returns_results
+        self._reports_seconds = topology.reports_seconds
         self._close_seconds = timing.close_seconds
         self._plans: queue.SimpleQueue[tuple[int, bytes] | PipelineError | None] = (
             queue.SimpleQueue()
         )
-        self._last_plan = self._last_result = -1
+        self._last_plan = self._last_returned = -1
         self._ended: PipelineError | None = None
         self._has_ended = False
         self._close_lock = threading.Lock()
@@ -185,9 +184,12 @@ class DistributedStageLink:
     def send_result(self, step_id: int, body: bytes) -> None:
         """See StageLink."""
         assert self._returns_results, "only the last stage returns results"
-        assert step_id > self._last_result, f"result {step_id} after {self._last_result}"
-        self._last_result = step_id
-        self._head.send(FrameKind.RESULT, step_id, body)
+        self._return(FrameKind.RESULT, step_id, body)
+
+    def send_seconds(self, step_id: int, seconds: float) -> None:
+        """See StageLink."""
+        assert self._reports_seconds, "only the stages between report their seconds"
+        self._return(FrameKind.SECONDS, step_id, _SECONDS.pack(seconds))
 
     def report_failure(self, message: str) -> None:
         """See StageLink."""
@@ -204,6 +206,11 @@ class DistributedStageLink:
         self._head.send(FrameKind.SHUTDOWN)
         self._head.flush(self._close_seconds)
         self._plans.put(None)
+
+    def _return(self, kind: FrameKind, step_id: int, body: bytes) -> None:
+        assert step_id > self._last_returned, f"step {step_id} after {self._last_returned}"
+        self._last_returned = step_id
+        self._head.send(kind, step_id, body)
 
     def _take_frame(self, header: Header, body: bytes) -> bool:
         """The head's message (called by the channel's thread)."""

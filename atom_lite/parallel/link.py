@@ -2,6 +2,7 @@
 
     head    -- plans ------------------> every other rank        HeadLink / StageLink
     head    <- results ----------------- last stage, TP rank 0
+    head    <- seconds of a step ------- stages between, TP rank 0
     head    <- failures, heartbeats ---> every other rank
     stage s -- hidden states ----------> stage s + 1             HiddenLink
 
@@ -20,7 +21,7 @@ implementation checks it and fails rather than reorder.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from atom_lite.errors import ConfigError, EngineError
 
@@ -56,6 +57,14 @@ class LinkTiming:
             )
 
 
+class Returned(NamedTuple):
+    """What came home of one step."""
+
+    step_id: int
+    body: bytes  # of the last stage
+    middle_seconds: list[float]  # of the stages between the first and the last, in order
+
+
 class HeadLink(Protocol):
     """The head's end of the control connections to every other rank.
 
@@ -70,8 +79,10 @@ class HeadLink(Protocol):
         """
         ...
 
-    def poll_results(self) -> list[tuple[int, bytes]]:
+    def poll_results(self) -> list[Returned]:
         """Results that came back since the last call, in order; never waits.
+
+        A result is there once it and the seconds of every middle stage are.
 
         Raises:
             PipelineError: a peer is gone, hangs or reported a failure. Results that came before are
@@ -107,6 +118,14 @@ class StageLink(Protocol):
 
         Returns before it has arrived; a head that is gone shows in `receive_plan`. Step ids must
         increase. One thread at a time.
+        """
+        ...
+
+    def send_seconds(self, step_id: int, seconds: float) -> None:
+        """Say how long a step took here; only a rank with `topology.reports_seconds` may.
+
+        It must, for every step, and before it passes the hidden states on: so the head has it long
+        before the result. Returns before it has arrived. Step ids must increase.
         """
         ...
 

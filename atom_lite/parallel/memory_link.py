@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from atom_lite.parallel.link import PipelineError
+from atom_lite.parallel.link import PipelineError, Returned
+from atom_lite.parallel.returns import Returns
 from atom_lite.parallel.topology import Topology
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class MemoryPipeline:
             Topology(num_stages=num_stages, tensor_parallel_size=tensor_parallel_size, rank=rank)
             for rank in range(num_stages * tensor_parallel_size)
         ]
-        self._control = _Control(len(self._ranks))
+        self._control = _Control(self._ranks[0])
         self._hops = {topology.rank: _Hop() for topology in self._ranks[tensor_parallel_size:]}
 
     def head_link(self, wake: Callable[[], None]) -> MemoryHeadLink:
@@ -51,11 +52,11 @@ class MemoryPipeline:
 class _Control:
     """What all control links share."""
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, topology: Topology) -> None:
         self.plans: list[queue.SimpleQueue[tuple[int, bytes] | None]] = [
-            queue.SimpleQueue() for _ in range(num_ranks)
+            queue.SimpleQueue() for _ in range(topology.world_size)
         ]
-        self.results: deque[tuple[int, bytes]] = deque()
+        self.returns = Returns(topology.middle_stages, lambda: self.wake())
         self.failures: deque[str] = deque()
         self.head_has_closed = False
         self.wake: Callable[[], None] = lambda: None
@@ -80,11 +81,9 @@ class MemoryHeadLink:
         for plans in self._control.plans[1:]:
             plans.put((step_id, body))
 
-    def poll_results(self) -> list[tuple[int, bytes]]:
+    def poll_results(self) -> list[Returned]:
         """See HeadLink."""
-        results: list[tuple[int, bytes]] = []
-        while self._control.results:
-            results.append(self._control.results.popleft())
+        results = self._control.returns.take()
         if not self._control.failures:
             return results
         if not results:
@@ -105,10 +104,10 @@ class MemoryStageLink:
     def __init__(self, topology: Topology, control: _Control) -> None:
         assert not topology.is_head
         self._name = topology.describe(topology.rank)
-        self._returns_results = topology.returns_results
+        self._topology = topology
         self._control = control
         self._plans = control.plans[topology.rank]
-        self._last_result = -1
+        self._last_returned = -1
         self._has_ended = False
 
     def receive_plan(self) -> tuple[int, bytes] | None:
@@ -119,11 +118,15 @@ class MemoryStageLink:
 
     def send_result(self, step_id: int, body: bytes) -> None:
         """See StageLink."""
-        assert self._returns_results, "only the last stage returns results"
-        assert step_id > self._last_result, f"result {step_id} after {self._last_result}"
-        self._last_result = step_id
-        self._control.results.append((step_id, body))
-        self._control.wake()
+        assert self._topology.returns_results, "only the last stage returns results"
+        self._count(step_id)
+        self._control.returns.put_result(step_id, body)
+
+    def send_seconds(self, step_id: int, seconds: float) -> None:
+        """See StageLink."""
+        assert self._topology.reports_seconds, "only the stages between report their seconds"
+        self._count(step_id)
+        self._control.returns.put_seconds(self._topology.stage, step_id, seconds)
 
     def report_failure(self, message: str) -> None:
         """See StageLink."""
@@ -133,6 +136,10 @@ class MemoryStageLink:
         """See StageLink."""
         self._control.fail(f"{self._name} left")
         self._plans.put(None)
+
+    def _count(self, step_id: int) -> None:
+        assert step_id > self._last_returned, f"step {step_id} after {self._last_returned}"
+        self._last_returned = step_id
 
 
 class MemoryHiddenLink:

@@ -12,7 +12,7 @@ keeps tensor parallelism inside a host. Pure numbers: no torch, no I/O. Every pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atom_lite.errors import ConfigError
 
@@ -88,6 +88,16 @@ class Topology:
         return self.rank == self.result_rank
 
     @property
+    def middle_stages(self) -> range:
+        """The stages between the first and the last: those that send their times apart."""
+        return range(1, self.num_stages - 1)
+
+    @property
+    def reports_seconds(self) -> bool:
+        """Whether this rank tells the head how long its part of a step took."""
+        return self.stage in self.middle_stages and self.tp_rank == 0
+
+    @property
     def previous_rank(self) -> int | None:
         """Where this rank's hidden states come from; None in the first stage."""
         return None if self.is_first_stage else self.rank - self.tensor_parallel_size
@@ -108,8 +118,16 @@ class Topology:
         first = self.stage * self.tensor_parallel_size
         return tuple(range(first, first + self.tensor_parallel_size))
 
+    def at(self, rank: int) -> Topology:
+        """The place of another rank of the same run."""
+        return replace(self, rank=rank)
+
+    @property
+    def name(self) -> str:
+        """This rank as log lines and errors name it, as `stage 1` or `stage 1 (TP rank 3)`."""
+        name = f"stage {self.stage}"
+        return name if self.tensor_parallel_size == 1 else f"{name} (TP rank {self.tp_rank})"
+
     def describe(self, rank: int) -> str:
-        """A rank as log lines and errors name it, such as `stage 1` or `stage 1 (TP rank 3)`."""
-        stage, tp_rank = divmod(rank, self.tensor_parallel_size)
-        name = f"stage {stage}"
-        return name if self.tensor_parallel_size == 1 else f"{name} (TP rank {tp_rank})"
+        """The `name` of another rank."""
+        return self.at(rank).name

@@ -41,6 +41,7 @@ class FrameKind(enum.IntEnum):
     HEARTBEAT = 3
     FAILURE = 4
     SHUTDOWN = 5
+    SECONDS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ import torch
 from atom_lite.parallel.distributed_hidden import DistributedHiddenLink
 from atom_lite.parallel.distributed_link import DistributedHeadLink
 from atom_lite.parallel.groups import open_groups, open_store
-from atom_lite.parallel.link import LinkTiming
+from atom_lite.parallel.link import LinkTiming, Returned
 from atom_lite.parallel.rendezvous import Rendezvous
 from atom_lite.parallel.topology import Topology
 from tests.pipeline.stage_process import (
@@ -126,13 +126,17 @@ class Pipeline:
         self.hidden.send(step_id, hidden_states(step))
 
     def wait_for_results(self, count: int, seconds: float = 60) -> list[tuple[int, Outcome]]:
-        results: list[tuple[int, bytes]] = []
+        results: list[Returned] = []
         deadline = time.monotonic() + seconds
         while len(results) < count:
             assert self.woken.wait(deadline - time.monotonic()), f"{len(results)} of {count} came"
             self.woken.clear()
             results += self.link.poll_results()
-        return [(step_id, msgspec.json.decode(body, type=Outcome)) for step_id, body in results]
+        for result in results:  # each stage in its place, see `stage_process.run_stage`
+            assert result.middle_seconds == [*map(float, self.topology.middle_stages)]
+        return [
+            (result.step_id, msgspec.json.decode(result.body, type=Outcome)) for result in results
+        ]
 
     def expected(self, step: Step) -> Outcome:
         tensor = hidden_states(step)

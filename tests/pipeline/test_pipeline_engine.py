@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import random
 import signal
+import threading
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
+from atom_lite.chunking.controller import StaticController
+from atom_lite.chunking.planners.fixed import FixedPlanner
+from atom_lite.chunking.profile import Fingerprint
 from atom_lite.config import (
     CacheConfig,
     ChunkingConfig,
@@ -18,13 +22,30 @@ from atom_lite.config import (
     ParallelConfig,
     SchedulerConfig,
 )
+from atom_lite.engine.chunking_desk import ChunkingDesk
+from atom_lite.engine.head import Head
 from atom_lite.engine.in_process import Engine
+from atom_lite.engine.limits import scheduler_limits
+from atom_lite.engine.start import start_executor
 from atom_lite.errors import ConfigError
-from atom_lite.messages import SamplingParams
+from atom_lite.ipc.link import QueueLink
+from atom_lite.messages import (
+    EngineEvents,
+    EngineMessage,
+    SamplingParams,
+    SequenceEvent,
+    SequenceFinished,
+    Shutdown,
+    SubmitSequence,
+)
+from atom_lite.scheduler.scheduler import Scheduler
 from tests.unit.models.tiny_models import CONFIGS, make_model, save
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from atom_lite.chunking.calibrator import StepSample
+    from atom_lite.chunking.refusal import Notice
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +136,63 @@ def test_a_stage_that_cannot_start_fails_the_start(config: Config) -> None:
                 parallel=ParallelConfig(pipeline_parallel_size=2, pipeline_layer_partition="1,x"),
             )
         )
+
+
+def events_of(message: EngineMessage | None) -> list[SequenceEvent]:
+    return message.events if isinstance(message, EngineEvents) else []
+
+
+class SampleKeeper(StaticController):
+    """A policy that wants every step's times and keeps them."""
+
+    def __init__(self) -> None:
+        super().__init__(FixedPlanner(), "a test")
+        self.samples: list[StepSample] = []
+
+    def wants_sample(self, *, num_sequences: int, num_prefills: int) -> bool:
+        return True
+
+    def record(self, sample: StepSample) -> list[Notice]:
+        self.samples.append(sample)
+        return []
+
+
+def test_the_calibration_gets_the_time_of_each_of_three_stages(config: Config) -> None:
+    three = with_stages(config, 3)
+    link = QueueLink()
+    executor, info = start_executor(three, link.wake, pin=False)
+    keeper = SampleKeeper()
+    desk = ChunkingDesk(
+        keeper,
+        Fingerprint(
+            model="tiny",
+            dtype=info.dtype,
+            device=info.device,
+            num_threads=1,
+            layers_per_stage=info.layers_per_stage,
+        ),
+        policy="fixed",
+        profile_path=None,
+        block_size=4,
+        vocab_size=info.vocab_size,
+    )
+    head = Head(Scheduler(scheduler_limits(three, info)), executor, link, desk)
+    sampling = SamplingParams(max_tokens=9, ignore_eos=True)
+    link.put(
+        SubmitSequence(
+            sequence_id=0, prompt_token_ids=[*range(3, 80)], sampling=sampling, arrival_time=0.0
+        )
+    )
+    thread = threading.Thread(target=head.run)
+    thread.start()
+    while not any(isinstance(e, SequenceFinished) for e in events_of(link.outbox.get(timeout=60))):
+        pass
+    link.put(Shutdown())
+    thread.join(30)
+    assert len(keeper.samples) == 4 + 8  # chunks of 24 tokens, then decodes
+    for sample in keeper.samples:
+        assert len(sample.stage_seconds) == 3
+        assert min(sample.stage_seconds) > 0.0
 
 
 @pytest.mark.parametrize("policy", ["makespan", "atom", "sglang", "linear", "fixed"])

@@ -15,17 +15,11 @@ def dynamic(policy: str) -> Config:
     return Config(chunking=chunking)
 
 
-@pytest.mark.parametrize("policy", ["makespan", "sglang"])
-def test_a_fitted_policy_refuses_stages_whose_times_it_does_not_get(policy: str) -> None:
-    limits = dataclasses.replace(LIMITS, pipeline_depth=3)
-    with pytest.raises(ConfigError, match="3 stages are not supported yet"):
-        make_controller(dynamic(policy), limits)
-
-
 @pytest.mark.parametrize("policy", ["makespan", "atom", "sglang", "linear", "fixed"])
-def test_every_policy_is_made_for_two_stages(policy: str) -> None:
+@pytest.mark.parametrize("stages", [2, 3, 8])
+def test_every_policy_is_made_for_any_number_of_stages(policy: str, stages: int) -> None:
     limits = dataclasses.replace(
-        LIMITS, pipeline_depth=2, decode_step_tokens=512, prefill_step_tokens=512
+        LIMITS, pipeline_depth=stages, decode_step_tokens=512, prefill_step_tokens=512
     )
     controller = make_controller(dynamic(policy), limits)
     assert controller.status().reason

@@ -11,7 +11,7 @@ import torch
 from atom_lite.parallel.distributed_hidden import DistributedHiddenLink
 from atom_lite.parallel.distributed_link import DistributedHeadLink, DistributedStageLink
 from atom_lite.parallel.groups import Groups, open_groups, open_store
-from atom_lite.parallel.link import HeadLink, HiddenLink, LinkTiming, StageLink
+from atom_lite.parallel.link import HeadLink, HiddenLink, LinkTiming, Returned, StageLink
 from atom_lite.parallel.memory_link import MemoryPipeline
 from atom_lite.parallel.rendezvous import Rendezvous
 from atom_lite.parallel.topology import Topology
@@ -29,8 +29,8 @@ class LinkSet:
     hidden: dict[int, HiddenLink]
     woken: threading.Event
 
-    def results(self, count: int) -> list[tuple[int, bytes]]:
-        results: list[tuple[int, bytes]] = []
+    def results(self, count: int) -> list[Returned]:
+        results: list[Returned] = []
         while len(results) < count:
             assert self.woken.wait(30)
             self.woken.clear()

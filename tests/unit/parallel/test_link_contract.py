@@ -58,7 +58,7 @@ def test_results_come_back_whole_and_in_order_and_wake_the_head(
     bodies = [b"", b"x", b"y" * 100_000, b"z" * INLINE_BYTES]
     for step_id, body in enumerate(bodies):
         links.stages[1].send_result(step_id * 3, body)
-    assert links.results(4) == [(step_id * 3, body) for step_id, body in enumerate(bodies)]
+    assert links.results(4) == [(step_id * 3, body, []) for step_id, body in enumerate(bodies)]
     assert links.head.poll_results() == []
 
 
@@ -75,8 +75,42 @@ def test_plans_and_results_cross_freely(make: Callable[..., LinkSet]) -> None:
     thread = in_thread(serve)
     for step_id in range(count):
         links.head.send_plan(step_id, str(step_id).encode())
-    assert links.results(count) == [(step, str(step).encode()) for step in range(count)]
+    assert links.results(count) == [(step, str(step).encode(), []) for step in range(count)]
     thread.join(10)
+
+
+def test_a_result_brings_the_seconds_of_the_stages_between_in_their_order(
+    make: Callable[..., LinkSet],
+) -> None:
+    links = make(4)
+    for step_id in (3, 7):
+        links.stages[2].send_seconds(step_id, step_id + 0.2)
+        links.stages[1].send_seconds(step_id, step_id + 0.1)
+        links.stages[3].send_result(step_id, b"body")
+    assert links.results(2) == [(3, b"body", [3.1, 3.2]), (7, b"body", [7.1, 7.2])]
+
+
+def test_a_result_waits_for_seconds_that_are_late_and_keeps_later_results_behind_it(
+    make: Callable[..., LinkSet],
+) -> None:
+    links = make(3)
+    links.stages[2].send_result(0, b"a")
+    links.stages[2].send_result(1, b"b")
+    assert not links.woken.wait(0.2)
+    assert links.head.poll_results() == []
+    links.stages[1].send_seconds(0, 0.5)
+    assert links.results(1) == [(0, b"a", [0.5])]
+    links.stages[1].send_seconds(1, 0.25)
+    assert links.results(1) == [(1, b"b", [0.25])]
+
+
+def test_only_the_stages_between_send_seconds_and_in_order(make: Callable[..., LinkSet]) -> None:
+    links = make(3)
+    with pytest.raises(AssertionError):
+        links.stages[2].send_seconds(0, 1.0)
+    links.stages[1].send_seconds(1, 1.0)
+    with pytest.raises(AssertionError):
+        links.stages[1].send_seconds(1, 1.0)
 
 
 def test_polling_never_waits(make: Callable[..., LinkSet]) -> None:
@@ -117,7 +151,7 @@ def test_results_before_a_failure_are_not_lost(make: Callable[..., LinkSet]) -> 
     links = make(2)
     links.stages[1].send_result(0, b"done")
     links.stages[1].report_failure("planted")
-    assert links.results(1) == [(0, b"done")]
+    assert links.results(1) == [(0, b"done", [])]
     assert links.woken.wait(10)
     with pytest.raises(PipelineError, match="planted"):
         links.head.poll_results()
@@ -230,7 +264,7 @@ def test_tensor_parallel_ranks_get_plans_and_their_own_hidden_states(
         got = links.hidden[rank].post_receive(0, (2,), torch.float32).wait()
         assert got.tolist() == [float(rank - 2)] * 2
     links.stages[2].send_result(0, b"result")
-    assert links.results(1) == [(0, b"result")]
+    assert links.results(1) == [(0, b"result", [])]
     links.stages[3].report_failure("planted")
     assert links.woken.wait(10)
     with pytest.raises(PipelineError, match=r"stage 1 \(TP rank 1\) failed: planted"):

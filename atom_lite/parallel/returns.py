@@ -1,0 +1,93 @@
+"""Pairs the results of the last stage with the times of the stages before it, at the head.
+
+Both kinds of link use it. Each stage talks to the head over a connection of its own, so a result
+and the times of the same step may come in any order. A middle stage sends its time before it passes
+the hidden states on, so the time is there first in all but a hiccup of its connection; then the
+result waits for it, and later results with it: what the head gets is whole and in order.
+
+Filled by the connections' threads, emptied by the head's. Holds as many steps as are in flight.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from atom_lite.parallel.link import PipelineError, Returned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+class Returns:
+    """Results on their way to the head.
+
+    Args:
+        middle_stages: those whose seconds each result needs.
+        wake: called, on the thread that brought the last missing part, when a result is complete.
+    """
+
+    def __init__(self, middle_stages: Sequence[int], wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._results: deque[tuple[int, bytes]] = deque()
+        self._seconds: dict[int, deque[tuple[int, float]]] = {
+            stage: deque() for stage in middle_stages
+        }
+        self._last_result = -1
+        self._last_seconds = dict.fromkeys(middle_stages, -1)
+
+    def put_result(self, step_id: int, body: bytes) -> None:
+        """The last stage has ended a step.
+
+        Raises:
+            PipelineError: the step came before, or a later one did.
+        """
+        with self._lock:
+            if step_id <= self._last_result:
+                raise PipelineError(f"result {step_id} came after result {self._last_result}")
+            self._last_result = step_id
+            self._results.append((step_id, body))
+            complete = self._is_complete()
+        if complete:
+            self._wake()
+
+    def put_seconds(self, stage: int, step_id: int, seconds: float) -> None:
+        """A middle stage has ended its part of a step.
+
+        Raises:
+            PipelineError: the step came before, or a later one did.
+        """
+        with self._lock:
+            last = self._last_seconds[stage]
+            if step_id <= last:
+                raise PipelineError(f"seconds of step {step_id} came after those of step {last}")
+            self._last_seconds[stage] = step_id
+            self._seconds[stage].append((step_id, seconds))
+            complete = self._is_complete()
+        if complete:
+            self._wake()
+
+    def take(self) -> list[Returned]:
+        """What is complete, in order.
+
+        Raises:
+            PipelineError: a stage sent seconds of another step than the next.
+        """
+        taken = []
+        with self._lock:
+            while self._is_complete():
+                step_id, body = self._results.popleft()
+                parts = [self._seconds[stage].popleft() for stage in self._seconds]
+                if any(part_id != step_id for part_id, _ in parts):
+                    raise PipelineError(f"result {step_id} came with seconds of other steps")
+                taken.append(Returned(step_id, body, [seconds for _, seconds in parts]))
+        return taken
+
+    def last_reported(self, stage: int) -> int:
+        """The last step that a middle stage has ended; -1 before the first."""
+        return self._last_seconds[stage]
+
+    def _is_complete(self) -> bool:
+        return bool(self._results) and all(self._seconds.values())

@@ -9,11 +9,15 @@ Flag names are vLLM's and ATOM's. Source: facts of their command lines.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from atom_lite.errors import ConfigError
+
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
+KV_CONSUMER = "kv_consumer"
 
 
 def setting(
@@ -196,6 +200,42 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TransferConfig:
+    """Prefill and decode on separate instances; not there yet but for the name of a role."""
+
+    kv_transfer_config: str | None = setting(
+        None,
+        "JSON object with a kv_role. Only kv_consumer is taken: dynamic chunking is then off, and "
+        "the server computes its prefills itself, as the transfer is not supported yet. Default: "
+        "no role.",
+        metavar="JSON",
+    )
+
+    @property
+    def kv_role(self) -> str | None:
+        """This instance's role, None without one.
+
+        Raises:
+            ConfigError: no JSON object, or a role that is unknown or not supported yet.
+        """
+        if self.kv_transfer_config is None:
+            return None
+        flag = f"--kv-transfer-config {self.kv_transfer_config}"
+        try:
+            settings = json.loads(self.kv_transfer_config)
+        except ValueError as error:
+            raise ConfigError(f"{flag}: is not JSON: {error}") from error
+        role = settings.get("kv_role") if isinstance(settings, dict) else None
+        if role in ("kv_producer", "kv_both"):
+            raise ConfigError(f"{flag}: the role {role} is not supported yet")
+        if role != KV_CONSUMER:
+            raise ConfigError(
+                f"{flag}: must be an object whose kv_role is kv_producer, kv_consumer or kv_both"
+            )
+        return KV_CONSUMER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """The HTTP front."""
 
@@ -259,5 +299,6 @@ class Config:
     scheduler: SchedulerConfig = SchedulerConfig()
     chunking: ChunkingConfig = ChunkingConfig()
     parallel: ParallelConfig = ParallelConfig()
+    transfer: TransferConfig = TransferConfig()
     server: ServerConfig = ServerConfig()
     observability: ObservabilityConfig = ObservabilityConfig()

@@ -241,6 +241,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     `drops` are (sequence_id, epoch) that the stages forget before anything else in this plan.
     `skip_attention` is for timing the linear part alone; what such a step computes is meaningless.
+    `acknowledge`: for the head the step is over when the last stage's result is home, else when
+    stage 0 has handed it on (`scheduler/in_flight.py`). The last stage answers every step.
     """
 
     step_id: int
@@ -248,6 +250,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     rows: list[StepRow]
     drops: list[tuple[int, int]] = []
     skip_attention: bool = False
+    acknowledge: bool = True
 
 
 class SampledToken(msgspec.Struct, frozen=True, array_like=True):

@@ -1,6 +1,6 @@
 """ATOM's calibration, start to end: sweep, samples, polls, gates, and when it gives up.
 
-    off        told why at start: a decode instance, a floor that leaves nothing to solve, ...
+    off        told why at start: a floor that leaves nothing to solve, too few sizes, ...
     profiling  the startup sweep runs
     calibrating  sole prefills alternate two sizes and are timed on the head stage
     installed  model-sized chunks; sampling stops for good
@@ -47,9 +47,7 @@ POLL_STEPS = 32
 class AtomCalibrator:
     """The state machine; `model` is set once it is installed."""
 
-    def __init__(
-        self, settings: AtomSettings, *, num_stages: int, kv_role: str | None = None
-    ) -> None:
+    def __init__(self, settings: AtomSettings, *, num_stages: int) -> None:
         """Start in `profiling`, or `off` with the reason.
 
         Raises:
@@ -72,7 +70,7 @@ class AtomCalibrator:
         self.model: LatencyModel | None = None
         self.state: AtomState = "profiling"
         self.reason = "the startup sweep runs"
-        refusal = _refusal(settings, kv_role)
+        refusal = _refusal(settings)
         if refusal is not None:
             self.state, self.reason = "off", refusal
 
@@ -226,10 +224,8 @@ def _grid(settings: AtomSettings) -> list[int]:
     return atom_startup_sizes(align, most) if most >= align else []
 
 
-def _refusal(settings: AtomSettings, kv_role: str | None) -> str | None:
+def _refusal(settings: AtomSettings) -> str | None:
     """Why the feature is off from the start, or None."""
-    if kv_role == "kv_consumer":
-        return "kv_role is kv_consumer: a decode instance runs no prefills"
     if settings.min_chunk_tokens >= settings.budget_tokens:
         return (
             f"--dynamic-chunking-min-chunk-size is {settings.min_chunk_tokens}, must be below "

@@ -57,6 +57,7 @@ def assemble(config: Config, link: EngineLink, *, pin: bool) -> Assembly:
             limits,
             planner=controller.planner,
             report=controller.report,
+            needs_acknowledgement=lambda: controller.needs_acknowledgement,
             first_step_id=first_step_id,
         )
     except BaseException:

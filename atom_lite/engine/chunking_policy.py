@@ -18,6 +18,8 @@ from atom_lite.chunking.planners.fixed import FixedPlanner
 from atom_lite.chunking.planners.linear import LinearPlanner
 from atom_lite.chunking.planners.makespan import MakespanPlanner
 from atom_lite.chunking.planners.sglang import SglangPlanner, SglangSettings
+from atom_lite.chunking.refusal import Notice
+from atom_lite.config import KV_CONSUMER
 from atom_lite.engine.chunking_desk import log_notices
 from atom_lite.errors import ConfigError
 
@@ -39,6 +41,13 @@ def make_controller(config: Config, limits: SchedulerLimits) -> ChunkingControll
         ConfigError: settings that the policy cannot work with.
     """
     settings = config.chunking
+    if settings.enable_dynamic_chunking and config.transfer.kv_role == KV_CONSUMER:
+        text = (
+            f"disabling dynamic chunking because kv_role is {KV_CONSUMER}: a decode instance runs "
+            "no prefills; KV transfer is not supported yet, so this server computes its own"
+        )
+        log_notices([Notice("warning", text)])
+        return StaticController(FixedPlanner(), f"kv_role is {KV_CONSUMER}")
     if not settings.enable_dynamic_chunking or limits.pipeline_depth == 1:
         return StaticController(FixedPlanner(), "dynamic chunking is not enabled")
     budget = limits.prefill_step_tokens

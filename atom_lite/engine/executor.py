@@ -32,6 +32,10 @@ class Executor(Protocol):
         """Begin a step; returns at once."""
         ...
 
+    def last_handed_on(self) -> int:
+        """The latest step that stage 0 has finished while others still work on it; -1 for none."""
+        ...
+
     def take_results(self) -> list[StepResult]:
         """Results that came back since the last call, in order; never waits.
 
@@ -64,6 +68,10 @@ class LocalExecutor:
     def start(self, plan: StepPlan) -> None:
         """See Executor."""
         self._forward.start(lambda: self._runner.run(plan), self._wake)
+
+    def last_handed_on(self) -> int:
+        """None: a step that has run is over."""
+        return -1
 
     def take_results(self) -> list[StepResult]:
         """See Executor."""

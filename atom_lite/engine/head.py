@@ -119,6 +119,7 @@ class Head:
 
     def _start_next(self) -> None:
         """Plan until the pipeline is full or nothing can run."""
+        self._scheduler.hand_on(self._executor.last_handed_on())
         while (plan := self._scheduler.schedule(time.monotonic())) is not None:
             self._step_tokens.append(sum(row.num_tokens for row in plan.rows))
             if plan.rows:  # one without only says what to forget

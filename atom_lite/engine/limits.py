@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Literal, cast
 
+from atom_lite.config import KV_CONSUMER
 from atom_lite.messages import EngineReady
 from atom_lite.scheduler.scheduler import SchedulerLimits
 
@@ -24,11 +25,12 @@ _ACCELERATOR_BUDGETS = (2048, 16384)
 def resolve_stages(config: Config, num_accelerators: int) -> int:
     """How many pipeline stages the flags ask for.
 
-    Dynamic chunking without an explicit size takes one stage per accelerator, or two on a CPU.
+    Dynamic chunking without an explicit size takes one stage per accelerator, or two on a CPU; so
+    it does not where the role of a decode instance turns it off.
     """
     if config.parallel.pipeline_parallel_size is not None:
         return config.parallel.pipeline_parallel_size
-    if not config.chunking.enable_dynamic_chunking:
+    if not config.chunking.enable_dynamic_chunking or config.transfer.kv_role == KV_CONSUMER:
         return 1
     if num_accelerators == 1:
         logger.warning(

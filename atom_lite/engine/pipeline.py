@@ -126,6 +126,7 @@ class PipelineExecutor:
         self._wake = wake
         self._decoder = msgspec.msgpack.Decoder(StepResult)
         self._own_seconds: dict[int, float] = {}  # step id -> stage 0's duration
+        self._handed_on = -1  # written by the forward thread
 
     def start(self, plan: StepPlan) -> None:
         """See Executor."""
@@ -136,9 +137,14 @@ class PipelineExecutor:
             self._own_seconds[plan.step_id] = output.seconds
             if output.hidden is not None:
                 self._links.hidden.send(plan.step_id, output.hidden)
+            self._handed_on = plan.step_id
 
-        # The result comes from the last stage; only a failure here needs the head's attention.
+        # The result comes from the last stage; the head learns of a failure and of what is free.
         self._forward.start(step, self._wake)
+
+    def last_handed_on(self) -> int:
+        """See Executor."""
+        return self._handed_on
 
     def take_results(self) -> list[StepResult]:
         """See Executor."""

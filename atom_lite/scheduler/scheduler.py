@@ -4,9 +4,9 @@ Why: this is the whole control plane of the engine behind five calls, so that th
 simulation and the tests drive the very same object. Runs in the head process. It must not import
 torch, do I/O or read a clock: whoever calls passes `now`.
 
-    submit, abort --> [waiting] --schedule(now)--> StepPlan --> stages
-                                                                  |
-    events <------------------commit(result, now)-- StepResult <--+
+    submit, abort --> [waiting] --schedule(now)--> StepPlan --> stage 0 --> ... --> last stage
+                                        hand_on(step id) <---------+                    |
+    events <------------------commit(result, now)-- StepResult <------------------------+
 
 Every submitted sequence ends with exactly one `SequenceFinished`, after its last tokens.
 """
@@ -40,6 +40,8 @@ from atom_lite.scheduler.step_builder import Machinery, StepBuilder
 from atom_lite.scheduler.stopping import Stop, find_stop, max_output_tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from atom_lite.chunking.planner import ChunkPlanner
     from atom_lite.scheduler.policies.policy import BatchingPolicy
 
@@ -54,6 +56,8 @@ class Scheduler:
         policy: order and admission. Default: stall-free.
         planner: chunk size. Default: all that the budget leaves.
         report: counts the chunks that are placed.
+        needs_acknowledgement: asked for each step: whether only the last stage's result may retire
+            a step of middle chunks (`in_flight.py`). Default: never.
         first_step_id: step ids count up from here; those below have been used on the same stages.
 
     Raises:
@@ -67,6 +71,7 @@ class Scheduler:
         policy: BatchingPolicy | None = None,
         planner: ChunkPlanner | None = None,
         report: ChunkReport | None = None,
+        needs_acknowledgement: Callable[[], bool] = lambda: False,
         first_step_id: int = 0,
     ) -> None:
         limits.check()
@@ -77,6 +82,7 @@ class Scheduler:
         )
         self._roster = Roster(self._allocator)
         self._in_flight = InFlight(limits.pipeline_depth)
+        self._needs_acknowledgement = needs_acknowledgement
         self._planner = planner or FixedPlanner()
         self._machinery = Machinery(
             limits, self._roster, self._allocator, self._planner, report or ChunkReport()
@@ -139,24 +145,33 @@ class Scheduler:
 
         May be called again before `commit` until `pipeline_depth` plans are in flight.
         """
-        if not self._in_flight.has_room or not len(self._roster):
+        may_run_ahead = not self._roster.decoding
+        if not self._in_flight.has_room(may_run_ahead=may_run_ahead) or not len(self._roster):
             return None
-        self._planner.begin_step(len(self._roster.prefilling) + len(self._roster.waiting))
         share = self._in_flight.decode_share(len(self._roster.decoding))
         step = StepBuilder(self._machinery, self._next_step_id, now, share)
+        # A queue whose head cannot start brings no work to the stages, however long it is.
+        num_waiting = len(self._roster.waiting) if step.next_admission() is not None else 0
+        self._planner.begin_step(len(self._roster.prefilling) + num_waiting)
         self._policy.fill(step)
         if not step.rows:
             return None
         self._next_step_id += 1
         self._counters["prefix_cache_queries"] += step.prefix_cache_queries
         self._counters["prefix_cache_hits"] += step.prefix_cache_hits
-        self._in_flight.launch(step.flight)
+        acknowledge = self._needs_acknowledgement() or any(row.sample for row in step.rows)
+        self._in_flight.launch(step.flight._replace(acknowledge=acknowledge))
         return StepPlan(
             step_id=step.flight.step_id,
             starts=step.starts,
             rows=step.rows,
             drops=self._roster.take_drops(),
+            acknowledge=acknowledge,
         )
+
+    def hand_on(self, step_id: int) -> None:
+        """Stage 0 has finished this step and with it all before; may come late or twice."""
+        self._in_flight.hand_on(step_id)
 
     def commit(self, result: StepResult, now: float) -> list[SequenceEvent]:
         """Take the result of the oldest plan in flight.

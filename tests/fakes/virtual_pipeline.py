@@ -119,6 +119,7 @@ class VirtualPipeline:
         self._stages = [VirtualStage(num_blocks, block_size) for _ in range(num_stages)]
         self._queues: list[deque[StepPlan]] = [deque() for _ in range(num_stages)]
         self._results: deque[StepResult] = deque()
+        self.last_handed_on = -1  # by stage 0, to another
 
     def send(self, plan: StepPlan) -> None:
         self._queues[0].append(plan)
@@ -131,6 +132,8 @@ class VirtualPipeline:
         tokens = self._stages[stage].run(plan)
         if stage + 1 < len(self._stages):
             self._queues[stage + 1].append(plan)
+            if stage == 0:
+                self.last_handed_on = plan.step_id
         else:
             self._results.append(StepResult(step_id=plan.step_id, tokens=tokens))
 

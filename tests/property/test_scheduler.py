@@ -21,6 +21,7 @@ from atom_lite.messages import (
     SequenceEvent,
     SequenceFinished,
     StepPlan,
+    StepRow,
     SubmitSequence,
     TokensGenerated,
 )
@@ -43,6 +44,10 @@ limits_strategy = st.builds(
 )
 
 
+def decodes_of(plan: StepPlan) -> list[StepRow]:
+    return [row for row in plan.rows if row.token_ids]
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Clients submit and abort at will while stages run in any interleaving."""
 
@@ -51,14 +56,20 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(limits=limits_strategy, largest_chunk=st.sampled_from([1, 3, 8, 40, 40]))
     def start(self, limits: SchedulerLimits, largest_chunk: int) -> None:
         self.limits = limits = dataclasses.replace(limits, **self.fixed_limits)
-        self.scheduler = Scheduler(limits, planner=CappedChunks(largest_chunk))
+        self.needs_acknowledgement = False
+        self.scheduler = Scheduler(
+            limits,
+            planner=CappedChunks(largest_chunk),
+            needs_acknowledgement=lambda: self.needs_acknowledgement,
+        )
         self.pipeline = VirtualPipeline(limits.pipeline_depth, limits.num_blocks, limits.block_size)
         self.submissions: dict[int, SubmitSequence] = {}
         self.outputs: dict[int, list[int]] = {}
         self.ended: dict[int, SequenceFinished] = {}
         self.awaiting: set[int] = set()  # a token of theirs is being drawn
         self.ready: set[int] = set()  # their last token is known
-        self.num_in_flight = 0
+        self.in_flight: list[StepPlan] = []
+        self.handed_on = -1  # as the scheduler was told
         self.held_decodes_back = False
 
     # ------------------------------------------------------------ what clients do
@@ -100,31 +111,54 @@ class SchedulerMachine(RuleBasedStateMachine):
     def schedule(self) -> None:
         plan = self.scheduler.schedule(2.0)
         if plan is None:
-            room = self.num_in_flight < self.limits.pipeline_depth
-            idle = self.num_in_flight == 0 and len(self.ended) < len(self.submissions)
-            assert not (room and idle), "sequences wait, nothing is in flight, nothing is planned"
+            idle = not self.in_flight and len(self.ended) < len(self.submissions)
+            assert not idle, "sequences wait, nothing is in flight, nothing is planned"
             return
-        assert self.num_in_flight < self.limits.pipeline_depth
-        self.num_in_flight += 1
+        self.check_depth()
         self.check_plan(plan)
+        self.in_flight.append(plan)
         self.pipeline.send(plan)
+        assert len({p.step_id for p in self.in_flight if decodes_of(p)}) <= self.depth
+
+    @rule()
+    def hand_on(self) -> None:
+        self.handed_on = self.pipeline.last_handed_on
+        self.scheduler.hand_on(self.handed_on)
+
+    @rule(needs_acknowledgement=st.booleans())
+    def switch_acknowledgement(self, needs_acknowledgement: bool) -> None:
+        self.needs_acknowledgement = needs_acknowledgement
 
     @rule(stage=st.integers(0, 3))
     def tick(self, stage: int) -> None:
         self.pipeline.tick(min(stage, self.limits.pipeline_depth - 1))
 
-    @precondition(lambda self: self.num_in_flight > 0)
+    @precondition(lambda self: self.in_flight)
     @rule(at_once=st.booleans())
     def commit(self, at_once: bool) -> None:
         result = self.pipeline.finish_oldest() if at_once else self.pipeline.take_result()
         if result is not None:
-            self.num_in_flight -= 1
+            assert self.in_flight.pop(0).step_id == result.step_id
             self.take(self.scheduler.commit(result, 3.0))
 
     # ------------------------------------------------------------ what must hold
 
+    @property
+    def depth(self) -> int:
+        return self.limits.pipeline_depth
+
+    def check_depth(self) -> None:
+        """Before a plan goes out: it has a slot, and only prefill alone has run ahead by one."""
+        away = len(self.in_flight)
+        slots = sum(plan.acknowledge or plan.step_id > self.handed_on for plan in self.in_flight)
+        assert slots < self.depth and away <= self.depth
+        if self.ready | self.awaiting:
+            assert away < self.depth, "ran ahead of a decode"
+
     def check_plan(self, plan: StepPlan) -> None:
-        decodes = [row for row in plan.rows if row.token_ids]
+        samples = any(row.sample for row in plan.rows)
+        assert plan.acknowledge == (samples or self.needs_acknowledgement)
+        decodes = decodes_of(plan)
         prefills = [row for row in plan.rows if not row.token_ids]
         assert plan.rows == decodes + prefills, "decodes come first"
         assert len({row.sequence_id for row in plan.rows}) == len(plan.rows)
@@ -141,7 +175,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_decodes_placed(self, plan: StepPlan, placed: set[int], any_prefill: bool) -> None:
         assert placed <= self.ready
-        if self.limits.pipeline_depth > 1:
+        if self.depth > 1:
             return
         preempted = {sequence_id for sequence_id, _ in plan.drops}
         left_out = self.ready - placed - preempted
@@ -208,12 +242,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(10 * tokens + 10):
             if not self.scheduler.has_work():
                 break
-            while self.num_in_flight < self.limits.pipeline_depth:
-                in_flight = self.num_in_flight
+            planned = -1
+            while planned < len(self.in_flight):
+                planned = len(self.in_flight)
                 self.schedule()
-                if self.num_in_flight == in_flight:
-                    break
-            if self.num_in_flight:
+                self.pipeline.tick(0)
+                self.hand_on()
+            if self.in_flight:
                 self.commit(at_once=True)
             self.books_agree()
         assert not self.scheduler.has_work(), "starved"

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atom_lite import cli
-from atom_lite.config import Config, ModelConfig, SchedulerConfig, ServerConfig
+from atom_lite.config import (
+    ChunkingConfig,
+    Config,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    ServerConfig,
+)
 from atom_lite.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,6 +29,39 @@ def test_dashes_and_underscores_are_the_same_flag() -> None:
     scored = cli.parse_config(["--max_model_len", "4096", "--served_model_name=a_b"])
     assert dashed == scored
     assert dashed.model == ModelConfig(max_model_len=4096, served_model_name=("a_b",))
+
+
+ATOM_GUIDE = (
+    "--model some/model --enable-dynamic-chunking --enable_chunked_prefill --max-model-len 8192 "
+    "--max-num-batched-tokens 2048 --pipeline-parallel-size 2 "
+    "--dynamic-chunking-smooth-factor 0.75 --dynamic-chunking-min-chunk-size 256"
+)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ATOM_GUIDE,
+        ATOM_GUIDE.replace("-dynamic-chunking-", "-dynamic_chunking_").replace("max-", "max_"),
+        ATOM_GUIDE.replace("--pipeline-parallel-size", "-pp"),
+    ],
+)
+def test_the_command_line_of_atoms_guide_is_taken_as_it_is(line: str) -> None:
+    config = cli.parse_config(line.split())
+    assert config.model == ModelConfig(model="some/model", max_model_len=8192)
+    assert config.scheduler == SchedulerConfig(max_num_batched_tokens=2048)
+    assert config.parallel == ParallelConfig(pipeline_parallel_size=2)
+    assert config.chunking == ChunkingConfig(
+        enable_dynamic_chunking=True,
+        dynamic_chunking_smooth_factor=0.75,
+        dynamic_chunking_min_chunk_size=256,
+    )
+
+
+def test_the_role_of_a_decode_instance_is_taken() -> None:
+    role = '{"kv_connector": "MooncakeConnector", "kv_role": "kv_consumer"}'
+    assert cli.parse_config(["--kv-transfer-config", role]).transfer.kv_role == "kv_consumer"
+    assert Config().transfer.kv_role is None
 
 
 def test_model_is_positional_or_a_flag_but_not_both() -> None:
@@ -52,6 +92,18 @@ def test_counts_take_suffixes(text: str, count: int) -> None:
         (["--enable-dynamic-chunking", "-pp", "1"], "--pipeline-parallel-size 1"),
         (["--enable-dynamic-chunking", "--no-enable-chunked-prefill"], "--enable-chunked-prefill"),
         (["--dynamic-chunking-smooth-factor", "1.5"], "must be at most 1"),
+        (["--dynamic_chunking_smooth_factor", "-0.1"], "must be at least 0"),
+        (["--kv-transfer-config", "kv_consumer"], "is not JSON"),
+        (["--kv-transfer-config", '["kv_consumer"]'], "must be an object whose kv_role is"),
+        (["--kv-transfer-config", '{"kv_role": "none"}'], "must be an object whose kv_role is"),
+        (
+            ["--kv-transfer-config", '{"kv_role": "kv_producer"}'],
+            "the role kv_producer is not supported yet",
+        ),
+        (
+            ["--kv_transfer_config", '{"kv_role": "kv_both"}'],
+            "the role kv_both is not supported yet",
+        ),
         (["--api-key", ""], "--api-key: must not be empty"),
         (["--api-key", "a b"], "--api-key: a key with spaces"),
         (["--api-key", "good", "bad\n"], "--api-key: a key with spaces"),

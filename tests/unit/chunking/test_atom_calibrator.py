@@ -216,15 +216,6 @@ def test_atom_only_steps_of_one_prefill_are_sampled(sequences: int, prefills: in
     assert not Served().calibrator.wants_sample(num_sequences=sequences, num_prefills=prefills)
 
 
-def test_atom_is_off_with_a_warning_on_a_decode_instance() -> None:
-    calibrator = AtomCalibrator(SETTINGS, num_stages=4, kv_role="kv_consumer")
-    (notice,) = calibrator.start_notices()
-    assert calibrator.state == "off"
-    assert notice.level == "warning"
-    assert "kv_consumer" in notice.text
-    assert AtomCalibrator(SETTINGS, num_stages=4, kv_role="kv_producer").state == "profiling"
-
-
 def test_atom_is_off_with_a_warning_when_min_chunk_reaches_the_budget() -> None:
     calibrator = AtomCalibrator(
         AtomSettings(budget_tokens=4096, min_chunk_tokens=4096), num_stages=4

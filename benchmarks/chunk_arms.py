@@ -1,0 +1,139 @@
+"""The chunk-size policies that are compared, by name, and the cuts that each makes of a prompt.
+
+    fixed-512            every chunk 512 tokens
+    atom                 ATOM's recommended recipe, scaled to the prompt range
+    atom-1024-1.0        ATOM's rule with another base chunk and smooth factor (the hindsight grid)
+    sglang               SGLang's rule with the same base chunk as `atom`
+    makespan             the server's default: nothing to choose
+
+Every arm is the server's own planner. ATOM's and SGLang's get the model of the server's fit, as
+good as makespan's, so what is compared is the rule and not the calibration. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from atom_lite.chunking.plan_search import Pipeline
+from atom_lite.chunking.cuts import Span
+from atom_lite.chunking.planner import ChunkRequest, plan_limits
+from atom_lite.chunking.planners.atom import AtomPlanner, AtomSettings
+from atom_lite.chunking.planners.fixed import FixedPlanner
+from atom_lite.chunking.planners.makespan import MakespanPlanner
+from atom_lite.chunking.planners.sglang import SglangPlanner, SglangSettings
+from benchmarks.stream_client import LoadError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from atom_lite.chunking.latency_model import LatencyModel
+    from atom_lite.chunking.planner import ChunkPlanner
+
+FIXED_SIZES = (256, 512, 1024, 2048, 4096)
+FIXED_ARMS = tuple(f"fixed-{size}" for size in FIXED_SIZES)
+DEFAULT_ARMS = (*FIXED_ARMS, "atom", "sglang", "makespan")
+# ATOM's guide: base 32768, smooth 0.75, at least 4096, for prompts up to 131072 tokens.
+_RECIPE_BASE_PARTS, _RECIPE_LEAST_PARTS, _RECIPE_SMOOTH = 4, 32, 0.75
+GRID_BASES = (512, 768, 1024, 1536, 2048, 4096)
+GRID_SMOOTHS = (0.75, 1.0)
+_GRID_LEAST_TOKENS = 128
+_BLOCK_TOKENS = 16
+_SEQUENCE = 0
+
+
+class Situation(NamedTuple):
+    """What the arms are made for.
+
+    Attributes:
+        models: fitted, one for each stage.
+        longest_tokens: the prompt range's end, which ATOM's recipe is scaled to.
+        budget_tokens: the most that makespan may put into a step, the server's own default.
+    """
+
+    models: tuple[LatencyModel, ...]
+    longest_tokens: int
+    budget_tokens: int
+
+
+def tuned_arms() -> list[str]:
+    """The grid that ATOM's rule is tuned over in hindsight."""
+    return [f"atom-{base}-{smooth}" for base in GRID_BASES for smooth in GRID_SMOOTHS]
+
+
+def planner_of(arm: str, situation: Situation) -> ChunkPlanner:
+    """The planner that an arm's name means.
+
+    Raises:
+        LoadError: no such arm.
+    """
+    kind, *words = arm.split("-")
+    base = situation.longest_tokens // _RECIPE_BASE_PARTS
+    try:
+        match kind, *words:
+            case "fixed", size:
+                return FixedPlanner(int(size))
+            case ("atom",):
+                least = max(1, situation.longest_tokens // _RECIPE_LEAST_PARTS)
+                return _atom(situation, base, _RECIPE_SMOOTH, least)
+            case "atom", size, smooth:
+                return _atom(situation, int(size), float(smooth), _GRID_LEAST_TOKENS)
+            case ("sglang",):
+                return _sglang(situation, base)
+            case ("makespan",):
+                limits = plan_limits(min(situation.budget_tokens, situation.longest_tokens))
+                planner = MakespanPlanner(limits)
+                planner.install(situation.models)
+                return planner
+    except ValueError as error:
+        raise LoadError(f"no such arm: {arm!r} ({error})") from error
+    raise LoadError(f"no such arm: {arm!r}; there are {', '.join(DEFAULT_ARMS)}")
+
+
+def cut_prompt(planner: ChunkPlanner, prompt_tokens: int) -> tuple[int, ...]:
+    """The chunks of a prompt that is alone, as the scheduler would ask for them."""
+    sizes: list[int] = []
+    done = 0
+    while done < prompt_tokens:
+        planner.begin_step(1)
+        remaining = prompt_tokens - done
+        request = ChunkRequest(
+            sequence_id=_SEQUENCE,
+            prefix_tokens=done,
+            remaining_tokens=remaining,
+            budget_tokens=remaining,
+        )
+        sizes.append(planner.next_chunk(request).tokens)
+        done += sizes[-1]
+    planner.forget(_SEQUENCE)
+    return tuple(sizes)
+
+
+def predicted_seconds(situation: Situation, sizes: Sequence[int]) -> float:
+    """What the fitted models say that these cuts take."""
+    limits = plan_limits(situation.budget_tokens)
+    span = Span(0, sum(sizes))
+    return Pipeline(models=situation.models, limits=limits).makespan(span, sizes)
+
+
+def _atom(situation: Situation, base: int, smooth: float, least: int) -> AtomPlanner:
+    planner = AtomPlanner(
+        AtomSettings(
+            budget_tokens=base,
+            smooth_factor=smooth,
+            min_chunk_tokens=least,
+            block_size=_BLOCK_TOKENS,
+            max_model_len=situation.longest_tokens,
+        )
+    )
+    planner.model = situation.models[0]
+    return planner
+
+
+def _sglang(situation: Situation, base: int) -> SglangPlanner:
+    settings = SglangSettings(
+        base_tokens=base,
+        page_tokens=_BLOCK_TOKENS,
+        max_model_len=situation.longest_tokens,
+        smooth_factor=_RECIPE_SMOOTH,
+    )
+    return SglangPlanner(settings, situation.models[0])

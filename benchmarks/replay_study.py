@@ -1,0 +1,265 @@
+"""PP2, PP4 and PP8 by replay: which cuts are measured, how often, and who wins.
+
+    round 1   the fixed arms; the server's fit makes models of their times; then the cuts that the
+              other arms make with those models (of ATOM's hindsight grid, the ones that the models
+              rank first)
+    round 2.. the arms that came within a few percent of the best, until rounds or time are used up
+
+The best fixed chunk and the best of ATOM's grid are picked on one half of the samples and judged on
+the other, both ways round, and the interval comes from resampling every probe's samples.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from atom_lite.chunking.fit_robust import PrefillRow, fit_prefill
+from atom_lite.chunking.latency_model import attention_area
+from atom_lite.simulation.replay import (
+    Measurements,
+    Probe,
+    Replayed,
+    Summary,
+    median_of,
+    probes_of,
+    replay,
+)
+from benchmarks.chunk_arms import (
+    FIXED_ARMS,
+    Situation,
+    cut_prompt,
+    planner_of,
+    predicted_seconds,
+    tuned_arms,
+)
+from benchmarks.paired import Ratio, interval
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from atom_lite.chunking.latency_model import LatencyModel
+    from atom_lite.simulation.replay_machine import ReplayMachine
+    from atom_lite.simulation.replay_process import ChunkSeconds
+
+CONTENDER_RATIO = 1.04
+TUNED_TRIED = 2  # of ATOM's grid, for each pipeline and length
+RESAMPLES = 200
+
+Point = tuple[int, int]  # stages, prompt tokens
+
+
+class StudySettings(NamedTuple):
+    """What is studied.
+
+    Attributes:
+        splits: number of stages -> layers of each.
+        lengths: prompt tokens.
+        arms: names; ATOM's grid is added where `atom` is among them.
+        budget_tokens: of makespan's chunks.
+        rounds: most of them.
+        seconds: time after which no further round is started.
+        clock: `wall`, or `cpu` for the thread's own time on a machine that others use too.
+        seed: of the order of measuring.
+    """
+
+    splits: dict[int, tuple[int, ...]]
+    lengths: tuple[int, ...]
+    arms: tuple[str, ...]
+    budget_tokens: int
+    rounds: int
+    seconds: float
+    clock: str
+    seed: int
+
+
+@dataclass(slots=True)
+class Study:
+    """What was cut and measured so far.
+
+    Attributes:
+        settings: of the study.
+        measurements: all samples.
+        cuts: (stages, length) -> arm -> chunk sizes.
+        models: number of stages -> fitted models.
+        rounds_done: complete ones.
+    """
+
+    settings: StudySettings
+    measurements: Measurements
+    cuts: dict[Point, dict[str, tuple[int, ...]]] = field(default_factory=dict)
+    models: dict[int, tuple[LatencyModel, ...]] = field(default_factory=dict)
+    rounds_done: int = 0
+
+    def replayed(self, point: Point, arm: str, summary: Summary = median_of) -> Replayed:
+        """One arm's prompt through the pipeline."""
+        split = self.settings.splits[point[0]]
+        return replay(self.measurements, split, self.cuts[point][arm], summary)
+
+    def makespans(self, point: Point, arms: Iterable[str], summary: Summary) -> dict[str, float]:
+        """Seconds by arm."""
+        return {arm: self.replayed(point, arm, summary).makespan_seconds for arm in arms}
+
+    def probes(self, point: Point, arms: Iterable[str]) -> set[Probe]:
+        """What these arms need."""
+        split = self.settings.splits[point[0]]
+        return {probe for arm in arms for probe in probes_of(split, self.cuts[point][arm])}
+
+    def arms_like(self, point: Point, prefix: str) -> list[str]:
+        """The arms of one family that were cut at a point."""
+        return [arm for arm in self.cuts[point] if arm.startswith(prefix)]
+
+    def num_samples(self, point: Point, arm: str) -> int:
+        """The fewest times that any of the arm's probes was measured."""
+        samples = self.measurements.samples
+        return min(len(samples[probe]) for probe in self.probes(point, [arm]))
+
+
+def run_study(
+    machine: ReplayMachine, study: Study, on_round: Callable[[Study], None]
+) -> None:
+    """Measure rounds; `on_round` may save after each."""
+    deadline = time.monotonic() + study.settings.seconds
+    points = [(s, n) for s in study.settings.splits for n in study.settings.lengths]
+    if study.rounds_done == 0:
+        _cut_fixed(study, points)
+        _measure(machine, study, {p: list(study.cuts[p]) for p in points}, fresh_only=True)
+        _fit(study)
+        _cut_fitted(study, points)
+        _measure(machine, study, {p: list(study.cuts[p]) for p in points}, fresh_only=True)
+        study.rounds_done = 1
+        on_round(study)
+    while study.rounds_done < study.settings.rounds and time.monotonic() < deadline:
+        _measure(machine, study, {p: contenders(study, p) for p in points}, fresh_only=False)
+        study.rounds_done += 1
+        on_round(study)
+
+
+def contenders(study: Study, point: Point) -> list[str]:
+    """Arms that may still be the best, and makespan, which all are compared with."""
+    times = study.makespans(point, study.cuts[point], median_of)
+    limit = min(times.values()) * CONTENDER_RATIO
+    return [arm for arm, seconds in times.items() if seconds <= limit or arm == "makespan"]
+
+
+def ratio_to_best(study: Study, point: Point, prefix: str) -> Ratio | None:
+    """Makespan's time over that of the best arm of a family, with an interval.
+
+    With one sample of a probe there are no halves: the plain ratio then, which favours the family
+    (its best is picked by the same noise that it is judged by).
+    """
+    family = study.arms_like(point, prefix)
+    if not family or "makespan" not in study.cuts[point]:
+        return None
+    times = study.makespans(point, family, median_of)
+    best = min(times, key=times.__getitem__)
+    rounds = min(study.num_samples(point, arm) for arm in (best, "makespan"))
+    if rounds < 2:
+        ours = study.replayed(point, "makespan").makespan_seconds
+        return Ratio(ours / times[best], None, None, 1)
+    close = [arm for arm in family if study.num_samples(point, arm) >= 2]
+    source = random.Random(study.settings.seed)
+    resampled = [
+        _judged(study, point, close, (_resampling(source), _resampling(source)))
+        for _ in range(RESAMPLES)
+    ]
+    low, high = interval(resampled)
+    return Ratio(_judged(study, point, close, (median_of, median_of)), low, high, rounds)
+
+
+def _judged(
+    study: Study, point: Point, family: Sequence[str], summaries: tuple[Summary, Summary]
+) -> float:
+    """Picked on one half of the samples and judged on the other; the mean of both ways round."""
+    halves = [_half(summary, which) for which, summary in enumerate(summaries)]
+    times = [study.makespans(point, [*family, "makespan"], half) for half in halves]
+    ratios = []
+    for picking, judging in (times, times[::-1]):
+        best = min(family, key=picking.__getitem__)
+        ratios.append(judging["makespan"] / judging[best])
+    return statistics.fmean(ratios)
+
+
+def _half(inner: Summary, which: int) -> Summary:
+    return lambda probe, samples: inner(probe, samples[which::2])
+
+
+def _resampling(source: random.Random) -> Summary:
+    """One bootstrap draw: every probe keeps its drawn value wherever it occurs."""
+    drawn: dict[Probe, float] = {}
+
+    def value(probe: Probe, samples: Sequence[float]) -> float:
+        if probe not in drawn:
+            drawn[probe] = statistics.median(source.choices(samples, k=len(samples)))
+        return drawn[probe]
+
+    return value
+
+
+def _measure(
+    machine: ReplayMachine,
+    study: Study,
+    arms: dict[Point, list[str]],
+    *,
+    fresh_only: bool,
+) -> None:
+    probes = {probe for point, names in arms.items() for probe in study.probes(point, names)}
+    if fresh_only:
+        probes = {probe for probe in probes if probe not in study.measurements.samples}
+    uses_cpu_time = study.settings.clock == "cpu"
+
+    def record(probe: Probe, taken: ChunkSeconds) -> None:
+        study.measurements.add(probe, taken.cpu_seconds if uses_cpu_time else taken.seconds)
+
+    machine.measure(probes, record, seed=study.settings.seed + study.rounds_done)
+
+
+def _cut_fixed(study: Study, points: Iterable[Point]) -> None:
+    """The fixed arms that differ at each length, all of them up to one whole chunk."""
+    for point in points:
+        cuts: dict[str, tuple[int, ...]] = {}
+        for arm in FIXED_ARMS:
+            sizes = _fixed_cut(arm, point[1])
+            if arm in study.settings.arms and sizes not in cuts.values():
+                cuts[arm] = sizes
+        study.cuts[point] = cuts
+
+
+def _fixed_cut(arm: str, tokens: int) -> tuple[int, ...]:
+    return cut_prompt(planner_of(arm, Situation((), tokens, tokens)), tokens)
+
+
+def _fit(study: Study) -> None:
+    """The server's fit, for each kind of stage, to what the fixed arms took."""
+    rows: dict[int, list[PrefillRow]] = {}
+    for probe, samples in study.measurements.samples.items():
+        layers, prefix, new = probe
+        area = attention_area(prefix, new)
+        seconds = statistics.median(samples)
+        rows.setdefault(layers, []).append(PrefillRow(prefix, new, area, 0, 0, seconds))
+    fitted = {layers: fit_prefill(kind, None)[0] for layers, kind in rows.items()}
+    for stages, split in study.settings.splits.items():
+        study.models[stages] = tuple(fitted[layers] for layers in split)
+
+
+def _cut_fitted(study: Study, points: Iterable[Point]) -> None:
+    settings = study.settings
+    wanted = [arm for arm in settings.arms if arm not in FIXED_ARMS]
+    for point in points:
+        situation = Situation(
+            study.models[point[0]], max(settings.lengths), settings.budget_tokens
+        )
+        arms = [*wanted, *(_promising(situation, point[1]) if "atom" in wanted else ())]
+        for arm in arms:
+            study.cuts[point][arm] = cut_prompt(planner_of(arm, situation), point[1])
+
+
+def _promising(situation: Situation, tokens: int) -> list[str]:
+    """Of ATOM's grid, the different cuts that the models rank first."""
+    cuts = {arm: cut_prompt(planner_of(arm, situation), tokens) for arm in tuned_arms()}
+    different = {sizes: arm for arm, sizes in reversed(cuts.items())}
+    ranked = sorted(different, key=lambda sizes: predicted_seconds(situation, sizes))
+    return [different[sizes] for sizes in ranked[:TUNED_TRIED]]

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from atom_lite.chunking.plan_search import Pipeline
 from atom_lite.chunking.cuts import Span
+from atom_lite.chunking.plan_search import Pipeline
 from atom_lite.chunking.planner import ChunkRequest, plan_limits
 from atom_lite.chunking.planners.atom import AtomPlanner, AtomSettings
 from atom_lite.chunking.planners.fixed import FixedPlanner
@@ -66,27 +66,28 @@ def planner_of(arm: str, situation: Situation) -> ChunkPlanner:
     Raises:
         LoadError: no such arm.
     """
-    kind, *words = arm.split("-")
     base = situation.longest_tokens // _RECIPE_BASE_PARTS
     try:
-        match kind, *words:
-            case "fixed", size:
+        match arm.split("-"):
+            case ["fixed", size]:
                 return FixedPlanner(int(size))
-            case ("atom",):
+            case ["atom"]:
                 least = max(1, situation.longest_tokens // _RECIPE_LEAST_PARTS)
                 return _atom(situation, base, _RECIPE_SMOOTH, least)
-            case "atom", size, smooth:
+            case ["atom", size, smooth]:
                 return _atom(situation, int(size), float(smooth), _GRID_LEAST_TOKENS)
-            case ("sglang",):
+            case ["sglang"]:
                 return _sglang(situation, base)
-            case ("makespan",):
-                limits = plan_limits(min(situation.budget_tokens, situation.longest_tokens))
-                planner = MakespanPlanner(limits)
+            case ["makespan"]:
+                planner = MakespanPlanner(
+                    plan_limits(min(situation.budget_tokens, situation.longest_tokens))
+                )
                 planner.install(situation.models)
                 return planner
+            case _:
+                raise LoadError(f"no such arm: {arm!r}; there are {', '.join(DEFAULT_ARMS)}")
     except ValueError as error:
         raise LoadError(f"no such arm: {arm!r} ({error})") from error
-    raise LoadError(f"no such arm: {arm!r}; there are {', '.join(DEFAULT_ARMS)}")
 
 
 def cut_prompt(planner: ChunkPlanner, prompt_tokens: int) -> tuple[int, ...]:

@@ -38,9 +38,7 @@ def paired_ratio(ours: Sequence[float], theirs: Sequence[float], *, seed: int = 
     """Pair i with pair i; what is over on one side does not count."""
     ratios = [mine / other for mine, other in zip(ours, theirs, strict=False)]
     source = random.Random(seed)
-    medians = [
-        statistics.median(source.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES)
-    ]
+    medians = [statistics.median(source.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES)]
     low, high = interval(medians) if len(ratios) > 2 else (None, None)
     return Ratio(statistics.median(ratios), low, high, len(ratios))
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from atom_lite.chunking.fit_robust import PrefillRow, fit_prefill
-from atom_lite.chunking.latency_model import attention_area
+from atom_lite.chunking.latency_model import LatencyModel, attention_area
 from atom_lite.simulation.replay import (
     Measurements,
     Probe,
@@ -41,7 +41,6 @@ from benchmarks.paired import Ratio, interval
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from atom_lite.chunking.latency_model import LatencyModel
     from atom_lite.simulation.replay_machine import ReplayMachine
     from atom_lite.simulation.replay_process import ChunkSeconds
 
@@ -118,9 +117,7 @@ class Study:
         return min(len(samples[probe]) for probe in self.probes(point, [arm]))
 
 
-def run_study(
-    machine: ReplayMachine, study: Study, on_round: Callable[[Study], None]
-) -> None:
+def run_study(machine: ReplayMachine, study: Study, on_round: Callable[[Study], None]) -> None:
     """Measure rounds; `on_round` may save after each."""
     deadline = time.monotonic() + study.settings.seconds
     points = [(s, n) for s in study.settings.splits for n in study.settings.lengths]
@@ -249,9 +246,7 @@ def _cut_fitted(study: Study, points: Iterable[Point]) -> None:
     settings = study.settings
     wanted = [arm for arm in settings.arms if arm not in FIXED_ARMS]
     for point in points:
-        situation = Situation(
-            study.models[point[0]], max(settings.lengths), settings.budget_tokens
-        )
+        situation = Situation(study.models[point[0]], max(settings.lengths), settings.budget_tokens)
         arms = [*wanted, *(_promising(situation, point[1]) if "atom" in wanted else ())]
         for arm in arms:
             study.cuts[point][arm] = cut_prompt(planner_of(arm, situation), point[1])

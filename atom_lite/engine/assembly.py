@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from atom_lite.chunking.profile import Fingerprint
 from atom_lite.engine.chunking_desk import ChunkingDesk
@@ -14,10 +14,16 @@ from atom_lite.engine.start import start_executor
 from atom_lite.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from atom_lite.chunking.controller import ChunkingController
     from atom_lite.config import Config
     from atom_lite.ipc.link import EngineLink
     from atom_lite.messages import EngineReady
+    from atom_lite.scheduler.limits import SchedulerLimits
     from atom_lite.worker.runner import RunnerInfo
+
+    MakeController: TypeAlias = Callable[[Config, SchedulerLimits], ChunkingController]
 
 
 class Assembly(NamedTuple):
@@ -28,13 +34,20 @@ class Assembly(NamedTuple):
     ready: EngineReady
 
 
-def assemble(config: Config, link: EngineLink, *, pin: bool) -> Assembly:
+def assemble(
+    config: Config,
+    link: EngineLink,
+    *,
+    pin: bool,
+    controller_maker: MakeController = make_controller,
+) -> Assembly:
     """Load the model and whatever the policy wants to know before the first request.
 
     Args:
         config: the whole tree.
         link: to the frontend.
         pin: keep the stages of a pipeline on cores of their own.
+        controller_maker: makes the chunk-size policy; benchmarks compare several in one run.
 
     Raises:
         ConfigError: anything the operator can cause.
@@ -43,7 +56,7 @@ def assemble(config: Config, link: EngineLink, *, pin: bool) -> Assembly:
     executor, info = start_executor(config, link.wake, pin=pin)
     try:
         limits = scheduler_limits(config, info)
-        controller = make_controller(config, limits)
+        controller = controller_maker(config, limits)
         chunking = ChunkingDesk(
             controller,
             _fingerprint(config, info),

@@ -17,6 +17,7 @@ import time
 from typing import TYPE_CHECKING, Self
 
 from atom_lite.engine.assembly import assemble
+from atom_lite.engine.chunking_policy import make_controller
 from atom_lite.engine.executor import LocalExecutor
 from atom_lite.engine.forward_thread import ForwardThread
 from atom_lite.engine.head import Head
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from atom_lite.config import Config
+    from atom_lite.engine.assembly import MakeController
     from atom_lite.engine.executor import PlanRunner
     from atom_lite.scheduler.scheduler import SchedulerLimits
 
@@ -53,13 +55,24 @@ class Engine:
     The model is loaded and run on a thread of its own. A program that runs torch operations on
     other threads at the same time slows it down (see `forward_thread`).
 
+    Args:
+        config: the whole tree.
+        pin: keep this process and the stages that it starts each on its share of the cores.
+        controller_maker: makes the chunk-size policy. Default: the one that the config names.
+
     Raises:
         ConfigError: the config or the checkpoint cannot be used.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        pin: bool = False,
+        controller_maker: MakeController = make_controller,
+    ) -> None:
         link = QueueLink()
-        assembly = assemble(config, link, pin=False)
+        assembly = assemble(config, link, pin=pin, controller_maker=controller_maker)
         self.ready: EngineReady = assembly.ready
         self._start(assembly.scheduler, assembly.head, link)
 

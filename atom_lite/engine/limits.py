@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 # Tokens of a step that holds decodes, and of one that holds none, when no flag says otherwise.
 # A CPU gains nothing from larger steps (4096 tokens of SmolLM2-135M on two Zen 3 cores take 13.9,
 # 15.6, 15.2, 15.4 s in steps of 256, 512, 1024, 2048), and a newcomer waits for the running one.
-_CPU_BUDGETS = (512, 512)
+CPU_BUDGETS = (512, 512)
 _ACCELERATOR_BUDGETS = (2048, 16384)
 
 
@@ -46,7 +46,7 @@ def scheduler_limits(config: Config, info: RunnerInfo) -> SchedulerLimits:
     Raises:
         ConfigError: numbers under which some sequence could never run (exit 2).
     """
-    budgets = _CPU_BUDGETS if info.device == "cpu" else _ACCELERATOR_BUDGETS
+    budgets = CPU_BUDGETS if info.device == "cpu" else _ACCELERATOR_BUDGETS
     if config.scheduler.max_num_batched_tokens is not None:
         budgets = (config.scheduler.max_num_batched_tokens,) * 2
     limits = SchedulerLimits(

@@ -60,7 +60,7 @@ class Measurements:
 
     samples: dict[Probe, list[float]] = field(default_factory=dict)
     draw_seconds: float = 0.0
-    hop: HopCost = HopCost()
+    hop: HopCost = field(default_factory=HopCost)
 
     def add(self, probe: Probe, seconds: float) -> None:
         """Keep one time."""

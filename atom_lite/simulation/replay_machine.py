@@ -11,6 +11,7 @@ Runs in the program that wants to know, which itself runs no torch operation.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import statistics
 import subprocess
@@ -103,10 +104,8 @@ class _Process:
     def end(self) -> None:
         """Close its input, which ends it; kill it if that does not."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it has ended already
             self._process.stdin.close()
-        except BrokenPipeError:
-            pass  # it has ended already
         try:
             self._process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -137,9 +136,7 @@ class ReplayMachine:
         EngineError: a process could not load.
     """
 
-    def __init__(
-        self, config: Config, splits: Sequence[Sequence[int]], prompt_tokens: int
-    ) -> None:
+    def __init__(self, config: Config, splits: Sequence[Sequence[int]], prompt_tokens: int) -> None:
         cpus = usable_cpus()
         if len(cpus) < NUM_PROCESSES:
             raise ConfigError(f"replay needs {NUM_PROCESSES} CPUs, this process may use 1")
@@ -257,18 +254,16 @@ class ReplayMachine:
 
 def calibrated(machine: ReplayMachine, prompt_tokens: int) -> Measurements:
     """Empty measurements with what does not depend on the plans."""
-    return Measurements(
-        draw_seconds=machine.measure_draw(), hop=machine.measure_hop(prompt_tokens)
-    )
+    return Measurements(draw_seconds=machine.measure_draw(), hop=machine.measure_hop(prompt_tokens))
 
 
 def deal_stages(layer_counts: Iterable[int]) -> dict[int, tuple[int, ...]]:
     """Layers of a kind of stage -> which processes hold it; a single kind is held by both."""
-    kinds = sorted(layer_counts, reverse=True)
+    kinds = sorted(set(layer_counts), reverse=True)
     if len(kinds) == 1:
         return {kinds[0]: tuple(range(NUM_PROCESSES))}
     loads = [0] * NUM_PROCESSES
-    homes = {}
+    homes: dict[int, tuple[int, ...]] = {}
     for kind in kinds:
         home = loads.index(min(loads))
         loads[home] += kind
@@ -288,15 +283,11 @@ def _spec(
 ) -> ReplaySpec:
     index, homes = home
     share, prompt_tokens = share_and_prompt
-    places = [
-        _place(kind, splits) for kind, processes in homes.items() if index in processes
-    ]
+    places = [_place(kind, splits) for kind, processes in homes.items() if index in processes]
     if index == 0:
         longest = max(splits, key=len)  # its last stage has the fewest layers beside the head
         places.append(Place(name=DRAW_PLACE, stage=len(longest) - 1, num_stages=len(longest)))
-    return ReplaySpec(
-        config=config, cpus=share, places=tuple(places), prompt_tokens=prompt_tokens
-    )
+    return ReplaySpec(config=config, cpus=share, places=tuple(places), prompt_tokens=prompt_tokens)
 
 
 def _place(num_layers: int, splits: Sequence[Sequence[int]]) -> Place:

@@ -183,7 +183,7 @@ class ChunkingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
-    """How the model is spread over devices."""
+    """How the model is spread over devices, and how long its parts are waited for."""
 
     pipeline_parallel_size: int | None = setting(
         None,
@@ -197,6 +197,13 @@ class ParallelConfig:
         metavar="N,N,...",
     )
     tensor_parallel_size: int = setting(1, "Ranks that share each layer.", short="-tp", minimum=1)
+    step_timeout_seconds: float = setting(
+        1800.0,
+        "Seconds after which a step that has not come back from the stages ends the engine, as it "
+        "must be stuck; far above the longest step. 0 is never.",
+        metavar="SECONDS",
+        minimum=0,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

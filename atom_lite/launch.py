@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from atom_lite.messages import EngineReady
     from atom_lite.models.checkpoint import Checkpoint
 
+ENGINE_MODULE = "atom_lite.engine.process"
 # The engine gets this long to exit after a Shutdown before it is killed.
 _ENGINE_EXIT_SECONDS = 10.0
 _POLL_SECONDS = 0.05
@@ -178,7 +179,7 @@ class _Frontend:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "atom_lite.engine.process",
+            ENGINE_MODULE,
             engine.requests_address,
             engine.events_address,
             stdin=asyncio.subprocess.PIPE,

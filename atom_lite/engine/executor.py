@@ -5,7 +5,11 @@ The head schedules and commits; an executor takes plans and gives results back i
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Protocol
+
+from atom_lite.engine.step_watch import StepWatch
+from atom_lite.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,13 +44,21 @@ class Executor(Protocol):
         """Results that came back since the last call, in order; never waits.
 
         Raises:
-            Exception: a step or a stage failed; the head ends the run then.
+            Exception: a step or a stage failed, or a step is overdue; the head ends the run then.
         """
         ...
 
     def close(self) -> None:
         """Let what runs end, or cut it off after some seconds; also after a failure."""
         ...
+
+
+def overdue_message(where: str, step_id: int, limit_seconds: float) -> str:
+    """What the log, /health and open requests say of a step that never came back."""
+    return (
+        f"{where} has not ended step {step_id} within --step-timeout-seconds {limit_seconds:g}; "
+        "its forward pass is stuck, or its steps need a longer limit"
+    )
 
 
 class LocalExecutor:
@@ -56,17 +68,25 @@ class LocalExecutor:
         runner: runs plans, on the forward thread only.
         forward: the thread on which the runner was made.
         wake: called on the forward thread whenever `take_results` has news.
+        step_timeout_seconds: how long a step may take; 0 is for ever.
     """
 
     def __init__(
-        self, runner: PlanRunner, forward: ForwardThread, wake: Callable[[], None]
+        self,
+        runner: PlanRunner,
+        forward: ForwardThread,
+        wake: Callable[[], None],
+        *,
+        step_timeout_seconds: float = 0.0,
     ) -> None:
         self._runner = runner
         self._forward = forward
         self._wake = wake
+        self._watch = StepWatch(step_timeout_seconds)
 
     def start(self, plan: StepPlan) -> None:
         """See Executor."""
+        self._watch.start(plan.step_id, time.monotonic())
         self._forward.start(lambda: self._runner.run(plan), self._wake)
 
     def last_handed_on(self) -> int:
@@ -75,7 +95,13 @@ class LocalExecutor:
 
     def take_results(self) -> list[StepResult]:
         """See Executor."""
-        return self._forward.take_results()
+        results = self._forward.take_results()
+        now = time.monotonic()
+        for result in results:
+            self._watch.finish(result.step_id, now)
+        if (step_id := self._watch.overdue(now)) is not None:
+            raise EngineError(overdue_message("the model", step_id, self._watch.limit_seconds))
+        return results
 
     def close(self) -> None:
         """See Executor."""

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from atom_lite.engine.executor import LAST_STEP_SECONDS
+from atom_lite.engine.executor import LAST_STEP_SECONDS, overdue_message
 from atom_lite.engine.stage_process import POOL_BLOCKS_KEY, READY_KEY, StageSpec
+from atom_lite.engine.step_watch import StepWatch
 from atom_lite.messages import StepPlan, StepResult
 from atom_lite.parallel.affinity import Cpu, pin_process, split_cpus, usable_cpus
 from atom_lite.parallel.distributed_hidden import DistributedHiddenLink
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from atom_lite.engine.forward_thread import ForwardThread
     from atom_lite.parallel.groups import Groups
 
+STAGE_MODULE = "atom_lite.engine.stage_process"
 _POLL_SECONDS = 0.02
 _EXIT_SECONDS = 3.0
 
@@ -69,7 +71,7 @@ class Followers:
                 cpus=shares[rank],
             )
             process = subprocess.Popen(
-                [sys.executable, "-m", "atom_lite.engine.stage_process"],
+                [sys.executable, "-m", STAGE_MODULE],
                 stdin=subprocess.PIPE,
                 start_new_session=True,
             )
@@ -115,10 +117,17 @@ class PipelineExecutor:
         forward: the thread on which it was made.
         links: to the other stages; closed with this.
         wake: called whenever `take_results` has news.
+        step_timeout_seconds: how long the oldest step may take; 0 is for ever.
     """
 
     def __init__(
-        self, runner: Runner, forward: ForwardThread, links: Links, wake: Callable[[], None]
+        self,
+        runner: Runner,
+        forward: ForwardThread,
+        links: Links,
+        wake: Callable[[], None],
+        *,
+        step_timeout_seconds: float,
     ) -> None:
         self._runner = runner
         self._forward = forward
@@ -127,9 +136,11 @@ class PipelineExecutor:
         self._decoder = msgspec.msgpack.Decoder(StepResult)
         self._own_seconds: dict[int, float] = {}  # step id -> stage 0's duration
         self._handed_on = -1  # written by the forward thread
+        self._watch = StepWatch(step_timeout_seconds)
 
     def start(self, plan: StepPlan) -> None:
         """See Executor."""
+        self._watch.start(plan.step_id, time.monotonic())
         self._links.control.send_plan(plan.step_id, msgspec.msgpack.encode(plan))
 
         def step() -> None:
@@ -149,20 +160,26 @@ class PipelineExecutor:
     def take_results(self) -> list[StepResult]:
         """See Executor."""
         self._forward.take_results()  # raises what stage 0 raised
+        now = time.monotonic()
         results = []
         for returned in self._links.control.poll_results():
             result = self._decoder.decode(returned.body)
             own = self._own_seconds.pop(result.step_id)
             seconds = [own, *returned.middle_seconds, *result.stage_seconds]
             results.append(msgspec.structs.replace(result, stage_seconds=seconds))
+            self._watch.finish(result.step_id, now)
+        if (step_id := self._watch.overdue(now)) is not None:
+            where = self._links.control.stage_of(step_id) if step_id in self._own_seconds else 0
+            limit = self._watch.limit_seconds
+            raise PipelineError(overdue_message(f"stage {where}", step_id, limit))
         return results
 
     def close(self) -> None:
-        """See Executor."""
+        """See Executor. The followers first: stage 0 may wait for one of them inside gloo."""
         self._links.control.close()
+        self._links.followers.end()
         self._forward.stop(LAST_STEP_SECONDS)
         self._links.hidden.close()
-        self._links.followers.end()
 
 
 def start_pipeline(
@@ -214,7 +231,8 @@ def start_pipeline(
         links.control.close()
         followers.end()
         raise
-    return PipelineExecutor(runner, forward, links, wake), runner
+    timeout = config.parallel.step_timeout_seconds
+    return PipelineExecutor(runner, forward, links, wake, step_timeout_seconds=timeout), runner
 
 
 def _join(

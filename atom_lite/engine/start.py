@@ -36,11 +36,13 @@ def start_executor(
         num_stages = resolve_stages(config, forward.call(lambda: count_accelerators(config)))
         if num_stages == 1:
             runner = forward.call(lambda: Runner.load(config))
-            return LocalExecutor(runner, forward, wake), runner.info
+            timeout = config.parallel.step_timeout_seconds
+            executor = LocalExecutor(runner, forward, wake, step_timeout_seconds=timeout)
+            return executor, runner.info
         from atom_lite.engine.pipeline import start_pipeline  # torch.distributed: a pipeline only
 
-        executor, stage0 = start_pipeline(config, forward, wake, num_stages=num_stages, pin=pin)
-        return executor, stage0.info
+        pipeline, stage0 = start_pipeline(config, forward, wake, num_stages=num_stages, pin=pin)
+        return pipeline, stage0.info
     except BaseException:
         forward.stop(LAST_STEP_SECONDS)
         raise

@@ -64,7 +64,7 @@ class DistributedHeadLink:
         assert topology.is_head
         self._wake = wake
         self._close_seconds = timing.close_seconds
-        self._returns = Returns(topology.middle_stages, wake)
+        self._returns = Returns(topology, wake)
         self._failures: deque[str] = deque()
         self._last_plan = -1
         self._closing = False
@@ -99,6 +99,10 @@ class DistributedHeadLink:
             raise PipelineError("; ".join(list(self._failures)[:_MAX_FAILURES_TOLD]))
         self._wake()  # so that the caller comes back for the failure
         return results
+
+    def stage_of(self, step_id: int) -> int:
+        """See HeadLink."""
+        return self._returns.stage_of(step_id)
 
     def close(self) -> None:
         """See HeadLink."""

@@ -90,6 +90,13 @@ class HeadLink(Protocol):
         """
         ...
 
+    def stage_of(self, step_id: int) -> int:
+        """The first stage after stage 0 that has not ended its part of a step; for error messages.
+
+        Only for a step whose result is not there.
+        """
+        ...
+
     def close(self) -> None:
         """End the stages' loops (their `receive_plan` returns None) and release the connections.
 

@@ -56,7 +56,7 @@ class _Control:
         self.plans: list[queue.SimpleQueue[tuple[int, bytes] | None]] = [
             queue.SimpleQueue() for _ in range(topology.world_size)
         ]
-        self.returns = Returns(topology.middle_stages, lambda: self.wake())
+        self.returns = Returns(topology, lambda: self.wake())
         self.failures: deque[str] = deque()
         self.head_has_closed = False
         self.wake: Callable[[], None] = lambda: None
@@ -90,6 +90,10 @@ class MemoryHeadLink:
             raise PipelineError("; ".join(self._control.failures))
         self._control.wake()
         return results
+
+    def stage_of(self, step_id: int) -> int:
+        """See HeadLink."""
+        return self._control.returns.stage_of(step_id)
 
     def close(self) -> None:
         """See HeadLink."""

@@ -17,26 +17,29 @@ from typing import TYPE_CHECKING
 from atom_lite.parallel.link import PipelineError, Returned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+
+    from atom_lite.parallel.topology import Topology
 
 
 class Returns:
     """Results on their way to the head.
 
     Args:
-        middle_stages: those whose seconds each result needs.
+        topology: of the run; says which stages' seconds each result needs.
         wake: called, on the thread that brought the last missing part, when a result is complete.
     """
 
-    def __init__(self, middle_stages: Sequence[int], wake: Callable[[], None]) -> None:
+    def __init__(self, topology: Topology, wake: Callable[[], None]) -> None:
+        self._last_stage = topology.num_stages - 1
         self._wake = wake
         self._lock = threading.Lock()
         self._results: deque[tuple[int, bytes]] = deque()
         self._seconds: dict[int, deque[tuple[int, float]]] = {
-            stage: deque() for stage in middle_stages
+            stage: deque() for stage in topology.middle_stages
         }
         self._last_result = -1
-        self._last_seconds = dict.fromkeys(middle_stages, -1)
+        self._last_seconds = dict.fromkeys(topology.middle_stages, -1)
 
     def put_result(self, step_id: int, body: bytes) -> None:
         """The last stage has ended a step.
@@ -85,9 +88,10 @@ class Returns:
                 taken.append(Returned(step_id, body, [seconds for _, seconds in parts]))
         return taken
 
-    def last_reported(self, stage: int) -> int:
-        """The last step that a middle stage has ended; -1 before the first."""
-        return self._last_seconds[stage]
+    def stage_of(self, step_id: int) -> int:
+        """The first stage after stage 0 whose part of a step has not come."""
+        unended = (stage for stage, last in self._last_seconds.items() if last < step_id)
+        return next(unended, self._last_stage)
 
     def _is_complete(self) -> bool:
         return bool(self._results) and all(self._seconds.values())

@@ -18,9 +18,7 @@ from atom_lite.config import (
     CacheConfig,
     ChunkingConfig,
     Config,
-    ModelConfig,
     ParallelConfig,
-    SchedulerConfig,
 )
 from atom_lite.engine.chunking_desk import ChunkingDesk
 from atom_lite.engine.head import Head
@@ -39,24 +37,16 @@ from atom_lite.messages import (
     SubmitSequence,
 )
 from atom_lite.scheduler.scheduler import Scheduler
-from tests.unit.models.tiny_models import CONFIGS, make_model, save
+from tests.pipeline.tiny_run import tiny_config
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from atom_lite.chunking.calibrator import StepSample
     from atom_lite.chunking.refusal import Notice
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    path: Path = tmp_path_factory.mktemp("tiny")
-    save(make_model(CONFIGS["llama-tied-llama3-rope"]), path)
-    return Config(
-        model=ModelConfig(model=str(path), dtype="float32", threads=1),
-        cache=CacheConfig(block_size=4, num_gpu_blocks_override=120),
-        scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=24),
-    )
+    return tiny_config(tmp_path_factory.mktemp("tiny"))
 
 
 def with_stages(config: Config, stages: int) -> Config:

@@ -4,6 +4,7 @@ import pytest
 
 from atom_lite.parallel.link import PipelineError
 from atom_lite.parallel.returns import Returns
+from atom_lite.parallel.topology import Topology
 
 
 class Wakes:
@@ -16,7 +17,7 @@ class Wakes:
 
 def test_the_head_is_woken_once_a_result_is_whole_and_not_for_its_parts() -> None:
     wakes = Wakes()
-    returns = Returns([1, 2], wakes)
+    returns = Returns(Topology(num_stages=4, rank=0), wakes)
     returns.put_seconds(1, 0, 0.1)
     returns.put_seconds(2, 0, 0.2)
     assert wakes.count == 0
@@ -28,16 +29,15 @@ def test_the_head_is_woken_once_a_result_is_whole_and_not_for_its_parts() -> Non
 
 def test_the_last_missing_part_wakes_the_head() -> None:
     wakes = Wakes()
-    returns = Returns([1], wakes)
+    returns = Returns(Topology(num_stages=3, rank=0), wakes)
     returns.put_result(4, b"x")
     assert (wakes.count, returns.take()) == (0, [])
     returns.put_seconds(1, 4, 0.5)
     assert (wakes.count, returns.take()) == (1, [(4, b"x", [0.5])])
-    assert returns.last_reported(1) == 4
 
 
 def test_seconds_of_another_step_are_an_error_and_not_a_wrong_sample() -> None:
-    returns = Returns([1], Wakes())
+    returns = Returns(Topology(num_stages=3, rank=0), Wakes())
     returns.put_seconds(1, 3, 0.5)
     returns.put_result(4, b"x")
     with pytest.raises(PipelineError, match="result 4 came with seconds of other steps"):
@@ -45,10 +45,20 @@ def test_seconds_of_another_step_are_an_error_and_not_a_wrong_sample() -> None:
 
 
 def test_steps_come_in_order_or_not_at_all() -> None:
-    returns = Returns([1], Wakes())
+    returns = Returns(Topology(num_stages=3, rank=0), Wakes())
     returns.put_result(1, b"")
     returns.put_seconds(1, 1, 0.0)
     with pytest.raises(PipelineError, match="result 1 came after result 1"):
         returns.put_result(1, b"")
     with pytest.raises(PipelineError, match="step 0 came after those of step 1"):
         returns.put_seconds(1, 0, 0.0)
+
+
+def test_a_step_is_where_no_seconds_have_come_from_yet() -> None:
+    returns = Returns(Topology(num_stages=4, rank=0), Wakes())
+    assert returns.stage_of(0) == 1
+    returns.put_seconds(1, 0, 0.0)
+    assert returns.stage_of(0) == 2
+    returns.put_seconds(2, 0, 0.0)
+    assert returns.stage_of(0) == 3
+    assert returns.stage_of(1) == 1

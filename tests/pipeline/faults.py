@@ -1,0 +1,54 @@
+"""Plants a fault in one stage's forward pass: for the entry points in this directory only.
+
+The environment says which, as it reaches every process of a run:
+
+    ATOM_LITE_TEST_FAULT = {"layer": 1, "kind": "hang", "step_id": 3}
+
+The stage whose first layer is `layer` hangs for ever, raises, or dies at that step or the first
+after it, before it runs its layers. Its other threads live on, as with a real deadlock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+from atom_lite.worker.runner import Runner
+
+if TYPE_CHECKING:
+    from atom_lite.messages import StepPlan
+
+VARIABLE = "ATOM_LITE_TEST_FAULT"
+
+
+def fault(*, layer: int, kind: str, step_id: int) -> str:
+    """The variable's value."""
+    return json.dumps({"layer": layer, "kind": kind, "step_id": step_id})
+
+
+def plant_fault() -> None:
+    """Make this process's runner obey the variable."""
+    wanted = json.loads(os.environ[VARIABLE])
+    run_stage = Runner.run_stage
+
+    def faulty(self: Runner, plan: StepPlan, *args: Any) -> Any:
+        if self.layers.first == wanted["layer"] and plan.step_id >= wanted["step_id"]:
+            _fail(wanted["kind"])
+        return run_stage(self, plan, *args)
+
+    Runner.run_stage = faulty  # type: ignore[method-assign, assignment]
+
+
+def _fail(kind: str) -> None:
+    match kind:
+        case "hang":
+            threading.Event().wait()
+        case "raise":
+            raise ValueError("planted")
+        case "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case _:
+            raise AssertionError(kind)

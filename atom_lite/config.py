@@ -17,6 +17,7 @@ from atom_lite.errors import ConfigError
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
+DEFAULT_MIN_CHUNK_TOKENS = 4096
 KV_CONSUMER = "kv_consumer"
 
 
@@ -172,7 +173,7 @@ class ChunkingConfig:
         maximum=1,
     )
     dynamic_chunking_min_chunk_size: int = setting(
-        4096, "Policy atom: least tokens of a chunk.", minimum=1
+        DEFAULT_MIN_CHUNK_TOKENS, "Policy atom: least tokens of a chunk.", minimum=1
     )
     dynamic_chunking_profile: str | None = setting(
         None,

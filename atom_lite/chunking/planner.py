@@ -61,8 +61,8 @@ class ChunkPlanner(Protocol):
         """Called once per scheduler step, before any chunk of it is asked for.
 
         Args:
-            num_prefills: sequences with prefill left that could be scheduled (`sources.py`),
-                the one about to be chunked included.
+            num_prefills: sequences with prefill left that could be scheduled, the one about to be
+                chunked included.
         """
         ...
 

@@ -19,13 +19,13 @@ from atom_lite.chunking.planners.linear import LinearPlanner
 from atom_lite.chunking.planners.makespan import MakespanPlanner
 from atom_lite.chunking.planners.sglang import SglangPlanner, SglangSettings
 from atom_lite.chunking.refusal import Notice
-from atom_lite.config import KV_CONSUMER
+from atom_lite.config import DEFAULT_MIN_CHUNK_TOKENS, KV_CONSUMER
 from atom_lite.engine.chunking_desk import log_notices
 from atom_lite.errors import ConfigError
 
 if TYPE_CHECKING:
     from atom_lite.chunking.controller import ChunkingController
-    from atom_lite.config import Config
+    from atom_lite.config import ChunkingConfig, Config
     from atom_lite.scheduler.scheduler import SchedulerLimits
 
 SMOOTH_VARIABLE = "ATOM_DYNAMIC_CHUNKING_SMOOTH_FACTOR"
@@ -50,6 +50,7 @@ def make_controller(config: Config, limits: SchedulerLimits) -> ChunkingControll
         return StaticController(FixedPlanner(), f"kv_role is {KV_CONSUMER}")
     if not settings.enable_dynamic_chunking or limits.pipeline_depth == 1:
         return StaticController(FixedPlanner(), "dynamic chunking is not enabled")
+    log_notices(_ignored_settings(settings))
     budget = limits.prefill_step_tokens
     num_stages = limits.pipeline_depth
     sizes = plan_limits(min(budget, limits.max_model_len))
@@ -78,6 +79,20 @@ def make_controller(config: Config, limits: SchedulerLimits) -> ChunkingControll
             return FittedController(
                 MakespanPlanner(sizes), calibrator, sizes, max_model_len=limits.max_model_len
             )
+
+
+def _ignored_settings(settings: ChunkingConfig) -> list[Notice]:
+    """ATOM's command line is taken as it is; what has no effect under this policy is said."""
+    policy = settings.dynamic_chunking_policy
+    ignored = []
+    if settings.dynamic_chunking_smooth_factor is not None and policy not in ("atom", "sglang"):
+        ignored.append("--dynamic-chunking-smooth-factor")
+    if settings.dynamic_chunking_min_chunk_size != DEFAULT_MIN_CHUNK_TOKENS and policy != "atom":
+        ignored.append("--dynamic-chunking-min-chunk-size")
+    return [
+        Notice("warning", f"{flag} has no effect with --dynamic-chunking-policy {policy}")
+        for flag in ignored
+    ]
 
 
 def policy_name(config: Config) -> str:

@@ -10,9 +10,12 @@ Runs on every stage, around the layers only: neither building inputs nor samplin
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Far below a step's duration, far above the cost of asking.
 POLL_INTERVAL_SECONDS = 20e-6
@@ -54,16 +57,35 @@ class WallTimer:
         return self._seconds
 
 
+class TimedEvent(Protocol):
+    """A mark in a device's queue of work; all that is needed of `torch.Event`."""
+
+    def record(self) -> None:
+        """Put the mark after what has been queued so far."""
+        ...
+
+    def query(self) -> bool:
+        """Whether the device has passed it."""
+        ...
+
+    def elapsed_time(self, end: Any, /) -> float:
+        """Milliseconds from this mark to a later one; only once both have been passed."""
+        ...
+
+
 class EventTimer:
     """For an accelerator: events on its current stream.
 
     The events are polled with short pauses, never synchronised on: a synchronising thread may spin
     on a core that other threads of the engine need.
+
+    Args:
+        make_event: makes an event that can be timed.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._begin = torch.Event(device, enable_timing=True)
-        self._end = torch.Event(device, enable_timing=True)
+    def __init__(self, make_event: Callable[[], TimedEvent]) -> None:
+        self._begin = make_event()
+        self._end = make_event()
 
     def start(self) -> None:
         """See ForwardTimer."""
@@ -82,4 +104,6 @@ class EventTimer:
 
 def timer_for(device: torch.device) -> ForwardTimer:
     """The timer that tells the truth on `device`."""
-    return WallTimer() if device.type == "cpu" else EventTimer(device)
+    if device.type == "cpu":
+        return WallTimer()
+    return EventTimer(lambda: torch.Event(device, enable_timing=True))

@@ -25,6 +25,47 @@ def test_every_policy_is_made_for_any_number_of_stages(policy: str, stages: int)
     assert controller.status().reason
 
 
+@pytest.mark.parametrize(("policy", "num_ignored"), [("makespan", 2), ("sglang", 1), ("atom", 0)])
+def test_atoms_flags_without_effect_are_named(
+    policy: str, num_ignored: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    chunking = dataclasses.replace(
+        dynamic(policy).chunking,
+        dynamic_chunking_smooth_factor=0.75,
+        dynamic_chunking_min_chunk_size=256,
+    )
+    limits = dataclasses.replace(
+        LIMITS, pipeline_depth=2, decode_step_tokens=512, prefill_step_tokens=1024
+    )
+    make_controller(Config(chunking=chunking), limits)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len([line for line in lines if "has no effect" in line]) == num_ignored
+
+
+@pytest.mark.parametrize(
+    ("sizes", "min_chunk", "named"),
+    [
+        ((448, 1000), 256, "at least 8 aligned profiling lengths, got 7"),
+        ((2048, 256), 64, "at least 8 aligned profiling lengths, got 4"),
+        ((1024, 4096), 1024, "--dynamic-chunking-min-chunk-size is 1024, must be below"),
+    ],
+)
+def test_atom_3_what_leaves_nothing_to_solve_turns_policy_atom_off_with_a_warning(
+    sizes: tuple[int, int], min_chunk: int, named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    chunking = dataclasses.replace(
+        dynamic("atom").chunking, dynamic_chunking_min_chunk_size=min_chunk
+    )
+    budget, max_model_len = sizes
+    limits = dataclasses.replace(
+        LIMITS, pipeline_depth=2, prefill_step_tokens=budget, max_model_len=max_model_len
+    )
+    controller = make_controller(Config(chunking=chunking), limits)
+    assert controller.status().state == "off" and controller.startup() is None
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and named in record.getMessage()
+
+
 @pytest.mark.parametrize("policy", ["makespan", "atom", "sglang", "linear", "fixed"])
 def test_a_decode_instance_turns_every_policy_off_with_a_warning(
     policy: str, caplog: pytest.LogCaptureFixture

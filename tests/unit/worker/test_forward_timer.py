@@ -27,9 +27,41 @@ def test_wall_timer_measures_what_lies_between_start_and_stop():
 def test_event_timer_measures_what_lies_between_start_and_stop():
     device = torch.device("cuda")
     check_timer_brackets_the_work(
-        EventTimer(device),
+        timer_for(device),
         lambda: torch.randn(2000, 2000, device=device).matmul(torch.eye(2000, device=device)),
     )
+
+
+class CountdownEvent:
+    """An event of a device that needs three polls to get there."""
+
+    def __init__(self) -> None:
+        self.polls_left = 0
+
+    def record(self) -> None:
+        self.polls_left = 3
+
+    def query(self) -> bool:
+        self.polls_left = max(0, self.polls_left - 1)
+        return self.polls_left == 0
+
+    def elapsed_time(self, end: "CountdownEvent") -> float:
+        assert end.polls_left == 0, "an event is read before it has passed"
+        return 250.0
+
+    def synchronize(self) -> None:
+        raise AssertionError("a timing synchronised the device")
+
+
+def test_atom_37_a_timing_polls_the_device_and_never_synchronises_it(monkeypatch):
+    def synchronize() -> None:
+        raise AssertionError("a timing synchronised the device")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    timer = EventTimer(CountdownEvent)
+    timer.start()
+    timer.stop()
+    assert timer.seconds() == 0.25
 
 
 def test_cpu_gets_the_wall_timer():

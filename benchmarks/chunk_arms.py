@@ -24,19 +24,19 @@ from atom_lite.chunking.planners.sglang import SglangPlanner, SglangSettings
 from benchmarks.stream_client import LoadError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from atom_lite.chunking.latency_model import LatencyModel
     from atom_lite.chunking.planner import ChunkPlanner
 
-FIXED_SIZES = (256, 512, 1024, 2048, 4096)
-FIXED_ARMS = tuple(f"fixed-{size}" for size in FIXED_SIZES)
+FIXED = "fixed-"
+FIXED_ARMS = tuple(f"{FIXED}{size}" for size in (256, 512, 1024, 2048, 4096))
 DEFAULT_ARMS = (*FIXED_ARMS, "atom", "sglang", "makespan")
 # ATOM's guide: base 32768, smooth 0.75, at least 4096, for prompts up to 131072 tokens.
 _RECIPE_BASE_PARTS, _RECIPE_LEAST_PARTS, _RECIPE_SMOOTH = 4, 32, 0.75
-GRID_BASES = (512, 768, 1024, 1536, 2048, 4096)
+GRID_BASES = (256, 384, 512, 768, 1024, 1536, 2048, 4096)
 GRID_SMOOTHS = (0.75, 1.0)
-_GRID_LEAST_TOKENS = 128
+_GRID_LEAST_TOKENS = 64
 _BLOCK_TOKENS = 16
 _SEQUENCE = 0
 
@@ -58,6 +58,21 @@ class Situation(NamedTuple):
 def tuned_arms() -> list[str]:
     """The grid that ATOM's rule is tuned over in hindsight."""
     return [f"atom-{base}-{smooth}" for base in GRID_BASES for smooth in GRID_SMOOTHS]
+
+
+def is_fixed(arm: str) -> bool:
+    """Whether an arm is a fixed chunk size."""
+    return arm.startswith(FIXED)
+
+
+def distinct_fixed_arms(arms: Iterable[str], tokens: int) -> dict[str, tuple[int, ...]]:
+    """Of the fixed arms, those that cut a prompt of this length differently, and their cuts."""
+    by_cut: dict[tuple[int, ...], str] = {}
+    for arm in arms:
+        if is_fixed(arm):
+            planner = planner_of(arm, Situation((), tokens, tokens))
+            by_cut.setdefault(cut_prompt(planner, tokens), arm)
+    return {arm: sizes for sizes, arm in by_cut.items()}
 
 
 def planner_of(arm: str, situation: Situation) -> ChunkPlanner:

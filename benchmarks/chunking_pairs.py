@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from benchmarks.chunk_arms import FIXED_ARMS, Situation, cut_prompt, planner_of
+from benchmarks.chunk_arms import distinct_fixed_arms, is_fixed
 from benchmarks.paired import Ratio, fastest, paired_ratio
 from benchmarks.pipeline_arms import LEARNER, TimedChunk
 from benchmarks.stream_client import LoadError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from benchmarks.pipeline_arms import PairedPipeline
 
@@ -96,7 +96,7 @@ class Pairs:
 
     def run(self) -> None:
         """Everything that is still to do."""
-        self._warm()
+        self.warm()
         self._pick()
         for index in range(self.settings.rounds):
             if time.monotonic() > self._deadline:
@@ -106,9 +106,22 @@ class Pairs:
                     self._once("judge", index, tokens, arm)
             self._save()
 
+    def warm(self) -> None:
+        """Until makespan has its model; every new process learns anew."""
+        assert self._pipeline is not None
+        for index in range(MOST_WARM_ROUNDS):
+            for tokens in self.settings.lengths:
+                self._record("warm", index, tokens, LEARNER)
+            if self._pipeline.controller.models:
+                return
+        reason = self._pipeline.controller.status().reason
+        raise LoadError(
+            f"makespan has not calibrated itself in {MOST_WARM_ROUNDS} rounds: {reason}"
+        )
+
     def distinct_fixed(self, tokens: int) -> list[str]:
         """The fixed arms that differ at this length."""
-        return distinct_fixed_arms(self.settings.arms, tokens)
+        return list(distinct_fixed_arms(self.settings.arms, tokens))
 
     def best_fixed(self, tokens: int) -> str:
         """The fixed arm with the best median of the picking runs."""
@@ -144,19 +157,6 @@ class Pairs:
     def _picked(self, tokens: int) -> list[str]:
         return [arm for arm in self.distinct_fixed(tokens) if self.times("pick", tokens, arm)]
 
-    def _warm(self) -> None:
-        """Until makespan has its model; every new process learns anew."""
-        assert self._pipeline is not None
-        for index in range(MOST_WARM_ROUNDS):
-            for tokens in self.settings.lengths:
-                self._record("warm", index, tokens, LEARNER)
-            if self._pipeline.controller.models:
-                return
-        reason = self._pipeline.controller.status().reason
-        raise LoadError(
-            f"makespan has not calibrated itself in {MOST_WARM_ROUNDS} rounds: {reason}"
-        )
-
     def _pick(self) -> None:
         for tokens in self.settings.lengths:
             arms = self.distinct_fixed(tokens)
@@ -173,7 +173,7 @@ class Pairs:
             pair.reverse()
         if index % OTHERS_EVERY_ROUNDS:
             return pair
-        others = [arm for arm in self.settings.arms if arm not in (*FIXED_ARMS, LEARNER)]
+        others = [arm for arm in self.settings.arms if not is_fixed(arm) and arm != LEARNER]
         if tokens == max(self.settings.lengths) and REPORTED_FIXED in self.distinct_fixed(tokens):
             others.append(REPORTED_FIXED)
         return list(dict.fromkeys([*pair, *others]))
@@ -201,15 +201,6 @@ class Pairs:
                 chunks=taken.chunks,
             )
         )
-
-
-def distinct_fixed_arms(arms: Sequence[str], tokens: int) -> list[str]:
-    """Of the fixed arms, those that cut a prompt of this length differently."""
-    cuts: dict[tuple[int, ...], str] = {}
-    for arm in arms:
-        if arm in FIXED_ARMS:
-            cuts.setdefault(cut_prompt(planner_of(arm, Situation((), tokens, tokens)), tokens), arm)
-    return list(cuts.values())
 
 
 def random_prompt(name: str, tokens: int, vocab_size: int) -> list[int]:

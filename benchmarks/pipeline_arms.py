@@ -18,7 +18,7 @@ from atom_lite.chunking.report import ChunkReport
 from atom_lite.engine.chunking_policy import make_controller
 from atom_lite.engine.in_process import Engine
 from atom_lite.messages import SamplingParams, TokensGenerated
-from benchmarks.chunk_arms import FIXED_ARMS, Situation, planner_of
+from benchmarks.chunk_arms import Situation, is_fixed, planner_of
 from benchmarks.stream_client import LoadError
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class SwitchedController:
         if self._is_learning:
             self.planner.active = self._learner.planner
             return
-        if arm not in FIXED_ARMS and not self.models:
+        if not is_fixed(arm) and not self.models:
             raise LoadError(f"{arm} needs a fitted model: run makespan on a few prompts before it")
         situation = Situation(self.models, self._longest_tokens, self._budget_tokens)
         self.planner.active = planner_of(arm, situation)

@@ -29,9 +29,10 @@ from atom_lite.simulation.replay import (
     replay,
 )
 from benchmarks.chunk_arms import (
-    FIXED_ARMS,
     Situation,
     cut_prompt,
+    distinct_fixed_arms,
+    is_fixed,
     planner_of,
     predicted_seconds,
     tuned_arms,
@@ -122,7 +123,8 @@ def run_study(machine: ReplayMachine, study: Study, on_round: Callable[[Study], 
     deadline = time.monotonic() + study.settings.seconds
     points = [(s, n) for s in study.settings.splits for n in study.settings.lengths]
     if study.rounds_done == 0:
-        _cut_fixed(study, points)
+        for point in points:  # every prompt once as one chunk at most
+            study.cuts[point] = distinct_fixed_arms(study.settings.arms, point[1])
         _measure(machine, study, {p: list(study.cuts[p]) for p in points}, fresh_only=True)
         _fit(study)
         _cut_fitted(study, points)
@@ -214,21 +216,6 @@ def _measure(
     machine.measure(probes, record, seed=study.settings.seed + study.rounds_done)
 
 
-def _cut_fixed(study: Study, points: Iterable[Point]) -> None:
-    """The fixed arms that differ at each length, all of them up to one whole chunk."""
-    for point in points:
-        cuts: dict[str, tuple[int, ...]] = {}
-        for arm in FIXED_ARMS:
-            sizes = _fixed_cut(arm, point[1])
-            if arm in study.settings.arms and sizes not in cuts.values():
-                cuts[arm] = sizes
-        study.cuts[point] = cuts
-
-
-def _fixed_cut(arm: str, tokens: int) -> tuple[int, ...]:
-    return cut_prompt(planner_of(arm, Situation((), tokens, tokens)), tokens)
-
-
 def _fit(study: Study) -> None:
     """The server's fit, for each kind of stage, to what the fixed arms took."""
     rows: dict[int, list[PrefillRow]] = {}
@@ -244,7 +231,7 @@ def _fit(study: Study) -> None:
 
 def _cut_fitted(study: Study, points: Iterable[Point]) -> None:
     settings = study.settings
-    wanted = [arm for arm in settings.arms if arm not in FIXED_ARMS]
+    wanted = [arm for arm in settings.arms if not is_fixed(arm)]
     for point in points:
         situation = Situation(study.models[point[0]], max(settings.lengths), settings.budget_tokens)
         arms = [*wanted, *(_promising(situation, point[1]) if "atom" in wanted else ())]

@@ -78,4 +78,5 @@ def _timeline(axes: Axes, view: ReplayView, point: Point, arm: str) -> None:
     axes.set_title(f"PP{point[0]} {arm}: {taken.makespan_seconds:.2f} s")
     axes.set_xlabel("seconds")
     axes.set_ylabel("stage")
+    axes.set_yticks(range(point[0]))
     axes.invert_yaxis()

@@ -28,7 +28,7 @@ def write_reports(document: dict[str, Any], output: Path) -> str:
     """Write the page, the trace and the plots beside the JSON; returns the page."""
     text = page(document)
     output.with_suffix(".md").write_text(text)
-    if "replay" in document:
+    if _is_replayed(document):
         view = ReplayView(document)
         write_chrome_trace(output.with_suffix(".trace.json"), view.timelines())
         if find_spec("matplotlib") is None:
@@ -56,13 +56,18 @@ def page(document: dict[str, Any]) -> str:
     ]
     if "pairs" in document:
         lines += ["", *_pairs_section(document)]
-    if "replay" in document:
+    if _is_replayed(document):
         lines += ["", *_replay_section(document)]
     if "http" in document:
         lines += ["", *_http_section(document["http"])]
     if "load" in document:
         lines += ["", *_load_section(document["load"])]
     return "\n".join([*lines, ""])
+
+
+def _is_replayed(document: dict[str, Any]) -> bool:
+    """Whether there is a study that was not cut short."""
+    return "results" in document.get("replay", {})
 
 
 def _pairs_section(document: dict[str, Any]) -> list[str]:
@@ -83,7 +88,7 @@ def _pairs_section(document: dict[str, Any]) -> list[str]:
     if "fixed-2048" in longest["makespan_over"]:
         ratio = _ratio(longest["makespan_over"]["fixed-2048"])
         lines += ["", f"Over fixed-2048 at {longest['tokens']} tokens: {ratio}."]
-    if "replay" in document:
+    if _is_replayed(document):
         lines += ["", *_agreement(results, document["replay"]["results"])]
     return lines
 

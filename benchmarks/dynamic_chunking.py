@@ -35,7 +35,7 @@ from benchmarks.chunking_options import Options, parse_options
 from benchmarks.chunking_report import write_reports
 from benchmarks.peers.process import exit_on_sigterm
 from benchmarks.pipeline_arms import PairedPipeline
-from benchmarks.replay_record import study_from, study_json
+from benchmarks.replay_record import results_json, study_from, study_json
 from benchmarks.replay_study import Study, StudySettings, run_study
 from benchmarks.stream_client import LoadError
 
@@ -125,6 +125,8 @@ class Session:
                 else Study(settings=settings, measurements=calibrated(machine, longest))
             )
             run_study(machine, study, keep)
+        self.document["replay"]["results"] = results_json(study)
+        self.save()
 
     def http(self) -> None:
         """See chunking_http."""

@@ -7,6 +7,7 @@ interval. Pure; randomness is seeded, so a document gives the same figures again
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from typing import TYPE_CHECKING, NamedTuple
@@ -48,7 +49,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     ordered = sorted(values)
     cut = (1.0 - CONFIDENCE) / 2.0
     last = len(ordered) - 1
-    return ordered[round(cut * last)], ordered[round((1.0 - cut) * last)]
+    return ordered[math.floor(cut * last)], ordered[math.ceil((1.0 - cut) * last)]
 
 
 def fastest(times: Mapping[str, Sequence[float]]) -> str:

@@ -15,7 +15,7 @@ SINGLE_ARMS = ("atom", "sglang")
 
 
 def study_json(study: Study) -> dict[str, Any]:
-    """Everything that was measured, and the results."""
+    """Everything that was measured; `results_json` says what it means."""
     kept = study.measurements
     return {
         "splits": {str(stages): list(split) for stages, split in study.settings.splits.items()},
@@ -33,8 +33,12 @@ def study_json(study: Study) -> dict[str, Any]:
             {"stages": point[0], "tokens": point[1], "arms": cuts}
             for point, cuts in study.cuts.items()
         ],
-        "results": [result_json(study, point) for point in study.cuts],
     }
+
+
+def results_json(study: Study) -> list[dict[str, Any]]:
+    """The result at each pipeline and length; takes seconds, for the intervals."""
+    return [result_json(study, point) for point in study.cuts]
 
 
 def settings_from(document: dict[str, Any]) -> StudySettings:

@@ -15,7 +15,7 @@ import random
 import statistics
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from atom_lite.chunking.fit_robust import PrefillRow, fit_prefill
 from atom_lite.chunking.latency_model import LatencyModel, attention_area
@@ -27,6 +27,7 @@ from atom_lite.simulation.replay import (
     median_of,
     probes_of,
     replay,
+    replayed_seconds,
 )
 from benchmarks.chunk_arms import (
     Situation,
@@ -42,7 +43,6 @@ from benchmarks.paired import Ratio, interval
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from atom_lite.simulation.replay_machine import ReplayMachine
     from atom_lite.simulation.replay_process import ChunkSeconds
 
 CONTENDER_RATIO = 1.04
@@ -50,6 +50,20 @@ TUNED_TRIED = 2  # of ATOM's grid, for each pipeline and length
 RESAMPLES = 200
 
 Point = tuple[int, int]  # stages, prompt tokens
+
+
+class Meter(Protocol):
+    """What measures probes: `ReplayMachine`."""
+
+    def measure(
+        self,
+        probes: Iterable[Probe],
+        record: Callable[[Probe, ChunkSeconds], None],
+        *,
+        seed: int,
+    ) -> None:
+        """Measure each probe once."""
+        ...
 
 
 class StudySettings(NamedTuple):
@@ -94,14 +108,18 @@ class Study:
     models: dict[int, tuple[LatencyModel, ...]] = field(default_factory=dict)
     rounds_done: int = 0
 
-    def replayed(self, point: Point, arm: str, summary: Summary = median_of) -> Replayed:
+    def replayed(self, point: Point, arm: str) -> Replayed:
         """One arm's prompt through the pipeline."""
         split = self.settings.splits[point[0]]
-        return replay(self.measurements, split, self.cuts[point][arm], summary)
+        return replay(self.measurements, split, self.cuts[point][arm])
 
     def makespans(self, point: Point, arms: Iterable[str], summary: Summary) -> dict[str, float]:
         """Seconds by arm."""
-        return {arm: self.replayed(point, arm, summary).makespan_seconds for arm in arms}
+        split = self.settings.splits[point[0]]
+        return {
+            arm: replayed_seconds(self.measurements, split, self.cuts[point][arm], summary)
+            for arm in arms
+        }
 
     def probes(self, point: Point, arms: Iterable[str]) -> set[Probe]:
         """What these arms need."""
@@ -118,21 +136,21 @@ class Study:
         return min(len(samples[probe]) for probe in self.probes(point, [arm]))
 
 
-def run_study(machine: ReplayMachine, study: Study, on_round: Callable[[Study], None]) -> None:
+def run_study(meter: Meter, study: Study, on_round: Callable[[Study], None]) -> None:
     """Measure rounds; `on_round` may save after each."""
     deadline = time.monotonic() + study.settings.seconds
     points = [(s, n) for s in study.settings.splits for n in study.settings.lengths]
     if study.rounds_done == 0:
         for point in points:  # every prompt once as one chunk at most
             study.cuts[point] = distinct_fixed_arms(study.settings.arms, point[1])
-        _measure(machine, study, {p: list(study.cuts[p]) for p in points}, fresh_only=True)
+        _measure(meter, study, {p: list(study.cuts[p]) for p in points}, fresh_only=True)
         _fit(study)
         _cut_fitted(study, points)
-        _measure(machine, study, {p: list(study.cuts[p]) for p in points}, fresh_only=True)
+        _measure(meter, study, {p: list(study.cuts[p]) for p in points}, fresh_only=True)
         study.rounds_done = 1
         on_round(study)
     while study.rounds_done < study.settings.rounds and time.monotonic() < deadline:
-        _measure(machine, study, {p: contenders(study, p) for p in points}, fresh_only=False)
+        _measure(meter, study, {p: contenders(study, p) for p in points}, fresh_only=False)
         study.rounds_done += 1
         on_round(study)
 
@@ -157,7 +175,7 @@ def ratio_to_best(study: Study, point: Point, prefix: str) -> Ratio | None:
     best = min(times, key=times.__getitem__)
     rounds = min(study.num_samples(point, arm) for arm in (best, "makespan"))
     if rounds < 2:
-        ours = study.replayed(point, "makespan").makespan_seconds
+        ours = study.makespans(point, ["makespan"], median_of)["makespan"]
         return Ratio(ours / times[best], None, None, 1)
     close = [arm for arm in family if study.num_samples(point, arm) >= 2]
     source = random.Random(study.settings.seed)
@@ -199,7 +217,7 @@ def _resampling(source: random.Random) -> Summary:
 
 
 def _measure(
-    machine: ReplayMachine,
+    meter: Meter,
     study: Study,
     arms: dict[Point, list[str]],
     *,
@@ -213,7 +231,7 @@ def _measure(
     def record(probe: Probe, taken: ChunkSeconds) -> None:
         study.measurements.add(probe, taken.cpu_seconds if uses_cpu_time else taken.seconds)
 
-    machine.measure(probes, record, seed=study.settings.seed + study.rounds_done)
+    meter.measure(probes, record, seed=study.settings.seed + study.rounds_done)
 
 
 def _fit(study: Study) -> None:

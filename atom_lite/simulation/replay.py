@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
-from atom_lite.chunking.flow_shop import finish_times
+from atom_lite.chunking.flow_shop import finish_times, makespan_seconds
 from atom_lite.simulation.chrome_trace import StageInterval
 
 # Which of a probe's samples count, and as what: the median of all, or of a half or a resample.
@@ -114,14 +114,7 @@ def replay(
     Raises:
         KeyError: a probe has not been measured.
     """
-    hops = [measurements.hop.seconds(size) for size in sizes]
-    starts = prefixes(sizes)
-    rows: list[list[float]] = []  # stage, link, stage, ..., stage
-    for stage, layers in enumerate(layers_per_stage):
-        probes = [Probe(layers, start, size) for start, size in zip(starts, sizes, strict=True)]
-        rows += [hops] if stage > 0 else []
-        rows.append([summary(probe, measurements.samples[probe]) for probe in probes])
-    rows[-1][-1] += measurements.draw_seconds
+    rows = _rows(measurements, layers_per_stage, sizes, summary)
     stage_rows, finished = rows[::2], finish_times(rows)[::2]
     makespan = finished[-1][-1]
     busy = tuple(sum(row) for row in stage_rows)
@@ -131,6 +124,40 @@ def replay(
         bubble_seconds=tuple(makespan - seconds for seconds in busy),
         intervals=_intervals(stage_rows, finished, sizes),
     )
+
+
+def replayed_seconds(
+    measurements: Measurements,
+    layers_per_stage: Sequence[int],
+    sizes: Sequence[int],
+    summary: Summary = median_of,
+) -> float:
+    """The makespan alone, for those who resample it many times.
+
+    Raises:
+        KeyError: a probe has not been measured.
+    """
+    return makespan_seconds(_rows(measurements, layers_per_stage, sizes, summary))
+
+
+def _rows(
+    measurements: Measurements,
+    layers_per_stage: Sequence[int],
+    sizes: Sequence[int],
+    summary: Summary,
+) -> list[list[float]]:
+    """Seconds of each chunk on stage 0, its link, stage 1, ..., the last stage."""
+    starts = prefixes(sizes)
+    by_layers: dict[int, list[float]] = {}
+    for layers in set(layers_per_stage):
+        probes = [Probe(layers, start, size) for start, size in zip(starts, sizes, strict=True)]
+        by_layers[layers] = [summary(probe, measurements.samples[probe]) for probe in probes]
+    hops = [measurements.hop.seconds(size) for size in sizes]
+    rows = []
+    for layers in layers_per_stage:
+        rows += [by_layers[layers], hops]
+    last = [*rows[-2][:-1], rows[-2][-1] + measurements.draw_seconds]
+    return [*rows[:-2], last]
 
 
 def _intervals(

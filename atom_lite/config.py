@@ -198,6 +198,29 @@ class ParallelConfig:
         metavar="N,N,...",
     )
     tensor_parallel_size: int = setting(1, "Ranks that share each layer.", short="-tp", minimum=1)
+    nnodes: int = setting(
+        1,
+        "Hosts that the stages are divided over, evenly and in order. Each runs this command with "
+        "its own --node-rank.",
+        minimum=1,
+    )
+    node_rank: int = setting(
+        0, "Which of the hosts this is; 0 serves HTTP and runs the first stages.", minimum=0
+    )
+    master_addr: str | None = setting(
+        None,
+        "Address of node 0, as the other nodes reach it. Default: none, needed with --nnodes.",
+        metavar="HOST",
+    )
+    master_port: int = setting(
+        29501, "Port of node 0 at which the stages meet.", minimum=1, maximum=65535
+    )
+    startup_timeout_seconds: float = setting(
+        300.0,
+        "Seconds that a stage waits for all others to come up, on whichever host.",
+        metavar="SECONDS",
+        minimum=0.1,
+    )
     step_timeout_seconds: float = setting(
         1800.0,
         "Seconds after which a step that has not come back from the stages ends the engine, as it "

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -26,12 +27,14 @@ import uvicorn
 
 from atom_lite.api.app import create_app
 from atom_lite.config import CacheConfig
+from atom_lite.engine.node import run_node
 from atom_lite.errors import ConfigError, EngineError
 from atom_lite.ipc.remote_engine import RemoteEngine
 from atom_lite.models.checkpoint import resolve_checkpoint
 from atom_lite.observability.logs import configure_logging
 from atom_lite.observability.metrics import Metrics
 from atom_lite.observability.status_line import run_status_line
+from atom_lite.parallel.placement import find_placement
 from atom_lite.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from atom_lite.config import Config
     from atom_lite.messages import EngineReady
     from atom_lite.models.checkpoint import Checkpoint
+    from atom_lite.parallel.placement import Placement
 
 ENGINE_MODULE = "atom_lite.engine.process"
 # The engine gets this long to exit after a Shutdown before it is killed.
@@ -53,13 +57,18 @@ logger = logging.getLogger(__name__)
 def serve(config: Config) -> int:
     """Run frontend and engine until a signal or the engine's death.
 
+    On a node other than the head's it runs stages instead, until the head ends.
+
     Returns:
-        0 after SIGTERM or Ctrl-C, 1 when the engine died.
+        0 after SIGTERM or Ctrl-C, 1 when the engine died, 3 when the head on another node did.
 
     Raises:
         ConfigError: flags, files, checkpoint or port cannot be used.
     """
     configure_logging(config.observability.log_level)
+    placement = find_placement(config.parallel, os.environ)
+    if placement is not None and not placement.has_head:
+        return _run_followers(config, placement)
     listener = _bind(config.server.host, config.server.port)
     with contextlib.closing(listener):
         checkpoint = resolve_checkpoint(
@@ -69,6 +78,15 @@ def serve(config: Config) -> int:
         )
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_Frontend(config, checkpoint, listener).run())
+
+
+def _run_followers(config: Config, placement: Placement) -> int:
+    """What this process is where another one serves: a stage, or the launcher of some."""
+    if not placement.is_torchrun:
+        return run_node(config, placement)
+    from atom_lite.engine.stage_process import run_as_rank  # with torch, which no frontend has
+
+    return run_as_rank(config, placement)
 
 
 def describe_engine(ready: EngineReady) -> str:

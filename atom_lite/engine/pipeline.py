@@ -10,28 +10,25 @@ hangs or raises, at any point from its start on, ends the run with one PipelineE
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
-import threading
 import time
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
-import torch
 
+from atom_lite.engine.agreement import HeadTerms
 from atom_lite.engine.executor import LAST_STEP_SECONDS, overdue_message
-from atom_lite.engine.stage_process import POOL_BLOCKS_KEY, READY_KEY, StageSpec
+from atom_lite.engine.followers import Followers, local_shares
 from atom_lite.engine.step_watch import StepWatch
 from atom_lite.messages import StepPlan, StepResult
-from atom_lite.parallel.affinity import Cpu, pin_process, split_cpus, usable_cpus
+from atom_lite.parallel.affinity import pin_process
 from atom_lite.parallel.distributed_hidden import DistributedHiddenLink
 from atom_lite.parallel.distributed_link import DistributedHeadLink
-from atom_lite.parallel.groups import open_groups, open_store
+from atom_lite.parallel.groups import data_backend, open_store, run_store
+from atom_lite.parallel.joining import join_groups
 from atom_lite.parallel.link import HeadLink, HiddenLink, LinkTiming, PipelineError
-from atom_lite.parallel.rendezvous import Rendezvous
-from atom_lite.parallel.topology import Topology
+from atom_lite.parallel.topology import Topology, name_stages
+from atom_lite.worker.device import take_device
 from atom_lite.worker.runner import Runner, StagePlace
 
 if TYPE_CHECKING:
@@ -42,62 +39,11 @@ if TYPE_CHECKING:
     from atom_lite.config import Config
     from atom_lite.engine.forward_thread import ForwardThread
     from atom_lite.parallel.groups import Groups
+    from atom_lite.parallel.placement import Placement
 
-STAGE_MODULE = "atom_lite.engine.stage_process"
 _POLL_SECONDS = 0.02
-_EXIT_SECONDS = 3.0
 
 logger = logging.getLogger(__name__)
-
-
-class Followers:
-    """The processes of stages 1 and up, on this machine.
-
-    Args:
-        config: passed on to each.
-        rendezvous: where they find the head's store.
-        shares: the cores of each stage, the head's first; empty shares pin nothing.
-    """
-
-    def __init__(
-        self, config: Config, rendezvous: Rendezvous, shares: list[tuple[Cpu, ...]]
-    ) -> None:
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        for rank in range(1, len(shares)):
-            spec = StageSpec(
-                config=config,
-                topology=Topology(num_stages=len(shares), rank=rank),
-                rendezvous=rendezvous,
-                cpus=shares[rank],
-            )
-            process = subprocess.Popen(
-                [sys.executable, "-m", STAGE_MODULE],
-                stdin=subprocess.PIPE,
-                start_new_session=True,
-            )
-            self._processes[rank] = process
-            assert process.stdin is not None
-            process.stdin.write(msgspec.json.encode(spec) + b"\n")
-            process.stdin.flush()
-
-    def check(self) -> None:
-        """Raise PipelineError when one of them has ended."""
-        for rank, process in self._processes.items():
-            code = process.poll()
-            if code is not None:
-                raise PipelineError(f"the process of stage {rank} ended with exit code {code}")
-
-    def end(self) -> None:
-        """Wait for them to end, and kill what does not (a stopped one never would)."""
-        deadline = time.monotonic() + _EXIT_SECONDS
-        for process in self._processes.values():
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            assert process.stdin is not None
-            process.stdin.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,77 +133,87 @@ def start_pipeline(
     forward: ForwardThread,
     wake: Callable[[], None],
     *,
-    num_stages: int,
+    placement: Placement,
     pin: bool,
 ) -> tuple[PipelineExecutor, Runner]:
-    """Start all stages and wait until each has loaded its layers.
+    """Start the stages, wait for those that others start, and wait until each has loaded.
 
     Args:
         config: the whole tree.
         forward: stage 0 is loaded and run here.
         wake: of the head's loop.
-        num_stages: at least 2.
+        placement: of at least 2 stages.
         pin: stages share this machine's cores, so each is kept on its share.
 
     Raises:
-        ConfigError: stage 0 cannot be loaded for a reason of the operator's.
+        ConfigError: flags or files, here or on another node, cannot be used.
         PipelineError: a follower failed or did not come up.
     """
-    topology = Topology(num_stages=num_stages, rank=0)
-    store = open_store(Rendezvous(), topology)
-    rendezvous = Rendezvous(port=store.port)
-    shares: list[tuple[Cpu, ...]] = [() for _ in range(num_stages)]
-    if pin:
-        shares = split_cpus(usable_cpus(), num_stages)
-    followers = Followers(config, rendezvous, shares)
-    if pin:
+    topology = Topology(num_stages=placement.num_stages, rank=0)
+    device = forward.call(lambda: take_device(config.model.device, 0, placement.num_local))
+    store = open_store(placement.rendezvous, topology)
+    placement = placement.with_port(store.port)
+    terms = HeadTerms(run_store(placement.rendezvous, store), topology)
+    terms.publish_flags(config)
+    shares = local_shares(placement) if pin and device.type == "cpu" else []
+    followers = Followers(config, placement, shares)
+    if shares:
         pin_process(shares[0])
     try:
-        groups = _join(topology, store, rendezvous, followers)
-    except PipelineError:
+        groups = _join(topology, store, placement, terms, followers, data_backend(device))
+    except BaseException:
         followers.end()
         raise
     hidden = DistributedHiddenLink(
-        topology, groups, device=torch.device("cpu"), max_sends_in_flight=num_stages + 1
+        topology, groups, device=device, max_sends_in_flight=topology.num_stages + 1
     )
     control = DistributedHeadLink(topology, groups, wake=wake, timing=LinkTiming())
     links = Links(control=control, hidden=hidden, followers=followers)
-    try:
-        place = StagePlace(stage=0, num_stages=num_stages)
-        runner = forward.call(lambda: Runner.load(config, place))
-        store.set(POOL_BLOCKS_KEY, str(runner.info.num_blocks))
-        _wait_loaded(store, topology, links)
-    except BaseException:
-        links.control.close()
-        followers.end()
-        raise
+    runner = _load(config, forward, topology, terms, links)
     timeout = config.parallel.step_timeout_seconds
     return PipelineExecutor(runner, forward, links, wake, step_timeout_seconds=timeout), runner
 
 
 def _join(
-    topology: Topology, store: TCPStore, rendezvous: Rendezvous, followers: Followers
+    topology: Topology,
+    store: TCPStore,
+    placement: Placement,
+    terms: HeadTerms,
+    followers: Followers,
+    backend: str,
 ) -> Groups:
-    """Connect to the followers, or fail as soon as one of them has ended."""
-    joined: Future[Groups] = Future()
+    """Connect to the followers, or fail as soon as one has ended or has other flags."""
+    foreign = placement.foreign_ranks
+    if foreign:
+        logger.info(
+            "Waiting at %s:%d for %s, at most %g s",
+            placement.rendezvous.address,
+            placement.rendezvous.port,
+            name_stages(foreign),
+            placement.rendezvous.startup_seconds,
+        )
 
-    def join() -> None:
-        try:
-            joined.set_result(open_groups(topology, store, rendezvous, data_backend="gloo"))
-        except BaseException as error:  # noqa: BLE001  raised where the result is awaited
-            joined.set_exception(error)
-
-    # A thread, because gloo's own wait knows nothing of processes and lasts for minutes.
-    threading.Thread(target=join, name="join", daemon=True).start()
-    while not joined.done():
+    def check() -> None:
         followers.check()
-        time.sleep(_POLL_SECONDS)
-    return joined.result()
+        terms.check_refusals(foreign)
+
+    return join_groups(topology, store, placement.rendezvous, data_backend=backend, check=check)
 
 
-def _wait_loaded(store: TCPStore, topology: Topology, links: Links) -> None:
-    keys = [f"{READY_KEY}/{rank}" for rank in topology.follower_ranks]
-    while not store.check(keys):
-        links.control.poll_results()  # raises what a stage reports
-        links.followers.check()
-        time.sleep(_POLL_SECONDS)
+def _load(
+    config: Config, forward: ForwardThread, topology: Topology, terms: HeadTerms, links: Links
+) -> Runner:
+    """Load stage 0 while the others load theirs, and wait for them."""
+    try:
+        place = StagePlace(stage=0, num_stages=topology.num_stages)
+        runner = forward.call(lambda: Runner.load(config, place))
+        terms.publish_facts(runner.info)
+        while not terms.all_ready():
+            links.control.poll_results()  # raises what a stage reports
+            links.followers.check()
+            time.sleep(_POLL_SECONDS)
+    except BaseException:
+        links.control.close()
+        links.followers.end()
+        raise
+    return runner

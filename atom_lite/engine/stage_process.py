@@ -1,9 +1,10 @@
-"""A follower stage: `python -m atom_lite.engine.stage_process`, started by the head.
+"""A follower stage: `python -m atom_lite.engine.stage_process`, or a rank of torchrun.
 
 It decides nothing. The main thread takes plans and posts receives, so that the next step's hidden
-states arrive while this one runs; the forward thread loads the layers and runs them. Standard
-input carries one line of JSON (`StageSpec`) and then stays open as the lifeline: a stage never
-outlives its head.
+states arrive while this one runs; the forward thread loads the layers and runs them. Started by the
+head or by its node's launcher, it gets one line of JSON (`StageSpec`) on standard input, which then
+stays open as the lifeline: a stage never outlives who started it. Under torchrun it is the process
+that torchrun started, and what it must know comes from the flags.
 
 Exit codes: 0 after the head closed, 1 after a failure here, 2 for what the operator asked for
 and cannot have, 3 when the head is gone.
@@ -16,72 +17,59 @@ import os
 import signal
 import sys
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
-import torch
 
-from atom_lite.config import Config
+from atom_lite.engine.agreement import FollowerTerms
+from atom_lite.engine.followers import local_shares
 from atom_lite.engine.forward_thread import ForwardThread
+from atom_lite.engine.node import HEAD_GONE
+from atom_lite.engine.stage_spec import StageSpec
 from atom_lite.errors import ConfigError
 from atom_lite.messages import StepPlan, StepResult
 from atom_lite.observability.logs import configure_logging
-from atom_lite.parallel.affinity import Cpu, pin_process
+from atom_lite.parallel.affinity import pin_process
 from atom_lite.parallel.distributed_hidden import DistributedHiddenLink
 from atom_lite.parallel.distributed_link import DistributedStageLink
-from atom_lite.parallel.groups import open_groups, open_store
+from atom_lite.parallel.groups import data_backend, open_store, run_store
+from atom_lite.parallel.joining import join_groups
 from atom_lite.parallel.link import LinkTiming, PipelineError
-from atom_lite.parallel.rendezvous import Rendezvous
-from atom_lite.parallel.topology import Topology
+from atom_lite.worker.device import take_device
 from atom_lite.worker.runner import Runner, StagePlace
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    import torch
 
+    from atom_lite.config import Config
     from atom_lite.parallel.link import HiddenLink, PostedReceive, StageLink
-
-HEAD_GONE = 3
-POOL_BLOCKS_KEY = "pool_blocks"
-READY_KEY = "ready"
+    from atom_lite.parallel.placement import Placement
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageSpec:
-    """What a stage is told at its start."""
-
-    config: Config
-    topology: Topology
-    rendezvous: Rendezvous
-    cpus: tuple[Cpu, ...] = ()  # this stage's share of the host's cores; empty: all
 
 
 class Stage:
     """The loops of one follower."""
 
-    def __init__(self, spec: StageSpec, link: StageLink, hidden: HiddenLink) -> None:
+    def __init__(
+        self, spec: StageSpec, forward: ForwardThread, link: StageLink, hidden: HiddenLink
+    ) -> None:
+        self._spec = spec
         self._topology = spec.topology
         self._link = link
         self._hidden = hidden
-        self._forward = ForwardThread()
+        self._forward = forward
         self._runner: Runner | None = None
 
-    def load(self, spec: StageSpec, store: TCPStore) -> None:
-        """Load the layers; the pool's size comes from the head, through the store."""
-
-        def pool_blocks() -> int:
-            store.wait([POOL_BLOCKS_KEY])
-            return int(store.get(POOL_BLOCKS_KEY))
-
+    def load(self, terms: FollowerTerms) -> None:
+        """Load the layers, with as many KV blocks as the head has, and compare the rest with it."""
         place = StagePlace(
-            stage=spec.topology.stage,
-            num_stages=spec.topology.num_stages,
-            pool_blocks=pool_blocks,
+            stage=self._topology.stage,
+            num_stages=self._topology.num_stages,
+            pool_blocks=terms.pool_blocks,
         )
-        self._runner = self._forward.call(lambda: Runner.load(spec.config, place))
-        store.set(f"{READY_KEY}/{spec.topology.rank}", "1")
+        self._runner = self._forward.call(lambda: Runner.load(self._spec.config, place))
+        terms.check_facts(self._runner.info)
 
     def run(self) -> int:
         """Take plans until the head closes; the exit code."""
@@ -103,7 +91,7 @@ class Stage:
             try:
                 self._run_step(runner, plan, receive)
             except BaseException as error:
-                logger.exception("%s failed", self._topology.describe(self._topology.rank))
+                logger.exception("%s failed", self._topology.name)
                 self._link.report_failure(f"{type(error).__name__}: {error}")
                 os._exit(1)
 
@@ -129,44 +117,90 @@ def _exit(code: int) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Join the pipeline, load, run, exit."""
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, signal.SIG_IGN)
+    """Run the stage that standard input says."""
+    _ignore_signals()
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=StageSpec)
     threading.Thread(target=_watch_lifeline, daemon=True).start()
     configure_logging(spec.config.observability.log_level)
-    if spec.cpus:
-        pin_process(spec.cpus)
+    _exit(_run(spec))
+
+
+def run_as_rank(config: Config, placement: Placement) -> NoReturn:
+    """Become one stage, in a process that torchrun started.
+
+    A signal ends it as long as it waits for the others; afterwards only the head does, which lets
+    running streams finish first.
+    """
+    rank = placement.rank
+    cpus = local_shares(placement)[placement.local_index(rank)]
+    logger.info(
+        "Rank %d: waiting for the head at %s:%d, at most %g s",
+        rank,
+        placement.rendezvous.address,
+        placement.rendezvous.port,
+        placement.rendezvous.startup_seconds,
+    )
+    spec = StageSpec(config=config, rank=rank, placement=placement, cpus=cpus, has_own_flags=True)
+    _exit(_run(spec))
+
+
+def _run(spec: StageSpec) -> int:
+    """Join the pipeline, load, run; the exit code."""
+    topology, rendezvous = spec.topology, spec.placement.rendezvous
+    forward = ForwardThread()
     try:
-        store = open_store(spec.rendezvous, spec.topology)
-        groups = open_groups(spec.topology, store, spec.rendezvous, data_backend="gloo")
-        link = DistributedStageLink(spec.topology, groups, timing=LinkTiming())
+        device = _take_device(spec, forward)
+        store = open_store(rendezvous, topology)
+        terms = FollowerTerms(run_store(rendezvous, store), topology, rendezvous.startup_seconds)
+        if spec.has_own_flags:
+            terms.check_flags(spec.config)
+        backend = data_backend(device)
+        groups = join_groups(topology, store, rendezvous, data_backend=backend)
+        _ignore_signals()
+        link = DistributedStageLink(topology, groups, timing=LinkTiming())
         hidden = DistributedHiddenLink(
-            spec.topology,
-            groups,
-            device=torch.device("cpu"),
-            max_sends_in_flight=spec.topology.num_stages + 1,
+            topology, groups, device=device, max_sends_in_flight=topology.num_stages + 1
         )
-        _exit(_load_and_run(spec, store, link, hidden))
-    except PipelineError as error:
-        logger.error("%s: %s", spec.topology.describe(spec.topology.rank), error)
-        _exit(HEAD_GONE)
-
-
-def _load_and_run(spec: StageSpec, store: TCPStore, link: StageLink, hidden: HiddenLink) -> int:
-    stage = Stage(spec, link, hidden)
-    try:
-        stage.load(spec, store)
+        return _load_and_run(Stage(spec, forward, link, hidden), terms, link, topology.name)
     except ConfigError as error:
+        logger.error("%s: %s", topology.name, error)
+        return 2
+    except PipelineError as error:
+        logger.error("%s: %s", topology.name, error)
+        return HEAD_GONE
+
+
+def _take_device(spec: StageSpec, forward: ForwardThread) -> torch.device:
+    """This stage's device; on a CPU, its cores."""
+    placement = spec.placement
+    index = placement.local_index(spec.rank)
+    device = forward.call(lambda: take_device(spec.config.model.device, index, placement.num_local))
+    if spec.cpus and device.type == "cpu":
+        pin_process(spec.cpus)
+    return device
+
+
+def _load_and_run(stage: Stage, terms: FollowerTerms, link: StageLink, name: str) -> int:
+    try:
+        stage.load(terms)
+    except ConfigError as error:
+        logger.error("%s: %s", name, error)
         link.report_failure(str(error))
         return 2
+    except PipelineError:
+        raise
     except Exception as error:
-        logger.exception("%s could not load", spec.topology.describe(spec.topology.rank))
+        logger.exception("%s could not load", name)
         link.report_failure(f"{type(error).__name__}: {error}")
         return 1
     code = stage.run()
     link.close()
     return code
+
+
+def _ignore_signals() -> None:
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_IGN)
 
 
 def _watch_lifeline() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from atom_lite.engine.executor import LAST_STEP_SECONDS, Executor, LocalExecutor
 from atom_lite.engine.forward_thread import ForwardThread
 from atom_lite.engine.limits import resolve_stages
+from atom_lite.errors import ConfigError
+from atom_lite.parallel.placement import Placement, find_placement, one_host
 from atom_lite.worker.device import count_accelerators
 from atom_lite.worker.runner import Runner, RunnerInfo
 
@@ -33,16 +36,28 @@ def start_executor(
     """
     forward = ForwardThread()
     try:
-        num_stages = resolve_stages(config, forward.call(lambda: count_accelerators(config)))
-        if num_stages == 1:
+        placement = _place(config, forward)
+        if placement.num_stages == 1:
             runner = forward.call(lambda: Runner.load(config))
             timeout = config.parallel.step_timeout_seconds
             executor = LocalExecutor(runner, forward, wake, step_timeout_seconds=timeout)
             return executor, runner.info
         from atom_lite.engine.pipeline import start_pipeline  # torch.distributed: a pipeline only
 
-        pipeline, stage0 = start_pipeline(config, forward, wake, num_stages=num_stages, pin=pin)
+        pipeline, stage0 = start_pipeline(config, forward, wake, placement=placement, pin=pin)
         return pipeline, stage0.info
     except BaseException:
         forward.stop(LAST_STEP_SECONDS)
         raise
+
+
+def _place(config: Config, forward: ForwardThread) -> Placement:
+    placement = find_placement(config.parallel, os.environ)
+    if placement is None:
+        num_stages = resolve_stages(config, forward.call(lambda: count_accelerators(config)))
+        return one_host(num_stages, config.parallel)
+    if not placement.has_head:
+        raise ConfigError(
+            f"stage {placement.rank} cannot be the head; `atom_lite.serve` starts followers"
+        )
+    return placement

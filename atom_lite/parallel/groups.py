@@ -33,25 +33,30 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol, cast
 
+import torch
 from torch.distributed import (  # type: ignore[attr-defined]  # torch exports without __all__
     PrefixStore,
     ProcessGroupGloo,
     TCPStore,
+    is_nccl_available,
 )
 
 from atom_lite.errors import ConfigError
 from atom_lite.parallel.link import PipelineError
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed import Store, Work  # type: ignore[attr-defined]
 
     from atom_lite.parallel.rendezvous import Rendezvous
     from atom_lite.parallel.topology import Topology
+
+
+_POLL_SECONDS = 0.02
 
 
 class TransferGroup(Protocol):
@@ -112,6 +117,24 @@ def open_store(rendezvous: Rendezvous, topology: Topology) -> TCPStore:
         ) from error
 
 
+def data_backend(device: torch.device) -> str:
+    """Which backend carries hidden states between stages on such devices.
+
+    Raises:
+        ConfigError: this build of torch has none for them.
+    """
+    if device.type == "cpu":
+        return "gloo"
+    if not is_nccl_available():
+        raise ConfigError(f"torch {torch.__version__} has no NCCL, which {device} stages need")
+    return "nccl"
+
+
+def run_store(rendezvous: Rendezvous, store: Store) -> Store:
+    """The part of the store that belongs to this run."""
+    return PrefixStore(rendezvous.prefix, store)
+
+
 def open_groups(
     topology: Topology, store: Store, rendezvous: Rendezvous, *, data_backend: str
 ) -> Groups:
@@ -126,7 +149,7 @@ def open_groups(
     Raises:
         PipelineError: a rank does not come up in time.
     """
-    store = PrefixStore(rendezvous.prefix, store)
+    store = run_store(rendezvous, store)
     _wait_for_all(topology, store, rendezvous)
     try:
         return _connect(topology, store, rendezvous, data_backend)
@@ -185,14 +208,20 @@ def _listen(rendezvous: Rendezvous) -> socket.socket:
 
 def _wait_for_all(topology: Topology, store: Store, rendezvous: Rendezvous) -> None:
     """Hold everybody until all are here: the groups' own timeout is for a run, not for a start."""
-    store.set(f"here/{topology.rank}", "1")
-    for rank in range(topology.world_size):
-        try:
-            store.wait([f"here/{rank}"], timedelta(seconds=rendezvous.startup_seconds))
-        except RuntimeError as error:
-            raise PipelineError(
-                f"{topology.describe(rank)} did not come up within {rendezvous.startup_seconds:g} s"
-            ) from error
+    deadline = time.monotonic() + rendezvous.startup_seconds
+    missing = list(range(topology.world_size))
+    try:
+        store.set(f"here/{topology.rank}", "1")
+        # Polled: the store's own wait would keep the connection from every other thread.
+        while missing := [rank for rank in missing if not store.check([f"here/{rank}"])]:
+            if time.monotonic() > deadline:
+                names = ", ".join(topology.describe(rank) for rank in missing)
+                raise PipelineError(
+                    f"{names} did not come up within {rendezvous.startup_seconds:g} s"
+                )
+            time.sleep(_POLL_SECONDS)
+    except RuntimeError as error:  # the store ends with the head's process
+        raise PipelineError("the head is gone while the stages start") from error
 
 
 def _gloo_device(address: str) -> ProcessGroupGloo.Device:

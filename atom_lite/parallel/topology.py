@@ -13,8 +13,18 @@ keeps tensor parallelism inside a host. Pure numbers: no torch, no I/O. Every pr
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from atom_lite.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def name_stages(stages: Sequence[int]) -> str:
+    """Stages as log lines name them: `stage 1`, `stages 2, 3`."""
+    numbers = ", ".join(map(str, stages))
+    return f"stage {numbers}" if len(stages) == 1 else f"stages {numbers}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,36 @@ def resolve_device(name: str) -> torch.device:
     raise ConfigError(f"--device {name}: torch {torch.__version__} sees no such device here")
 
 
+def take_device(name: str, index: int, num_stages_here: int) -> torch.device:
+    """The device of one of several stages on this host: each gets an accelerator of its own.
+
+    It becomes the calling thread's current device, so that the thread's `resolve_device` finds it.
+
+    Args:
+        name: `--device`.
+        index: which of this host's stages.
+        num_stages_here: how many there are.
+
+    Raises:
+        ConfigError: more stages than accelerators, or none where one is asked for.
+    """
+    device = resolve_device(name)
+    if device.type == "cpu":
+        return device
+    check_accelerators(num_stages_here, torch.cuda.device_count())
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def check_accelerators(num_stages_here: int, num_accelerators: int) -> None:
+    """Raise ConfigError when stages would have to share an accelerator."""
+    if num_stages_here > num_accelerators:
+        raise ConfigError(
+            f"{num_stages_here} pipeline stages on this host need as many accelerators, and "
+            f"{num_accelerators} can be seen"
+        )
+
+
 def count_accelerators(config: Config) -> int:
     """How many accelerators the flags leave to the engine; 0 on a CPU."""
     return torch.cuda.device_count() if resolve_device(config.model.device).type == "cuda" else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 import signal
 import threading
 from typing import TYPE_CHECKING
@@ -37,7 +36,7 @@ from atom_lite.messages import (
     SubmitSequence,
 )
 from atom_lite.scheduler.scheduler import Scheduler
-from tests.pipeline.tiny_run import tiny_config
+from tests.pipeline.tiny_run import outputs, tiny_config
 
 if TYPE_CHECKING:
     from atom_lite.chunking.calibrator import StepSample
@@ -51,32 +50,6 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 def with_stages(config: Config, stages: int) -> Config:
     return dataclasses.replace(config, parallel=ParallelConfig(pipeline_parallel_size=stages))
-
-
-def requests() -> list[tuple[list[int], SamplingParams]]:
-    """Prompts of 1 to 90 tokens, some with a common prefix; greedy and sampled."""
-    source = random.Random(3)
-    common = [source.randrange(3, 90) for _ in range(40)]
-    made = []
-    for index in range(16):
-        length = source.randrange(1, 90)
-        prompt = [source.randrange(3, 90) for _ in range(length)]
-        if index % 3 == 0:
-            prompt = common + prompt[:20]
-        sampling = SamplingParams(
-            max_tokens=12, temperature=float(index % 2), seed=index, ignore_eos=True
-        )
-        made.append((prompt, sampling))
-    return made
-
-
-def outputs(config: Config) -> list[list[int]]:
-    with Engine(config) as engine:
-        ids = [engine.submit(prompt, sampling) for prompt, sampling in requests()]
-        tokens = [engine.collect(sequence_id) for sequence_id in ids]
-        engine.scheduler.check_integrity()
-        assert engine.scheduler.stats().kv_usage == 0
-    return tokens
 
 
 @pytest.fixture(scope="module")

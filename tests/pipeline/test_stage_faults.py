@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from atom_lite.config import ChunkingConfig, Config, ParallelConfig
-from atom_lite.engine import pipeline
+from atom_lite.engine import followers
 from atom_lite.engine.in_process import Engine
 from atom_lite.errors import EngineError
 from atom_lite.messages import SamplingParams, SequenceFinished
@@ -49,7 +49,7 @@ def no_orphans() -> Iterator[None]:
 
 def plant(monkeypatch: pytest.MonkeyPatch, *, layer: int, kind: str, step_id: int) -> None:
     monkeypatch.setenv(VARIABLE, fault(layer=layer, kind=kind, step_id=step_id))
-    monkeypatch.setattr(pipeline, "STAGE_MODULE", "tests.pipeline.faulty_stage")
+    monkeypatch.setattr(followers, "STAGE_MODULE", "tests.pipeline.faulty_stage")
 
 
 def errors_of_open_sequences(config: Config, disturb: signal.Signals | None = None) -> list[str]:

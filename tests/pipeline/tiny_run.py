@@ -1,10 +1,13 @@
-"""A tiny random model of three layers, one for each of up to three stages."""
+"""A tiny random model of three layers, one for each of up to three stages, and work for it."""
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 from atom_lite.config import CacheConfig, Config, ModelConfig, SchedulerConfig
+from atom_lite.engine.in_process import Engine
+from atom_lite.messages import SamplingParams
 from tests.unit.models.tiny_models import CONFIGS, make_model, save
 
 if TYPE_CHECKING:
@@ -19,3 +22,29 @@ def tiny_config(path: Path) -> Config:
         cache=CacheConfig(block_size=4, num_gpu_blocks_override=120),
         scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=24),
     )
+
+
+def requests() -> list[tuple[list[int], SamplingParams]]:
+    """Prompts of 1 to 90 tokens, some with a common prefix; greedy and sampled."""
+    source = random.Random(3)
+    common = [source.randrange(3, 90) for _ in range(40)]
+    made = []
+    for index in range(16):
+        length = source.randrange(1, 90)
+        prompt = [source.randrange(3, 90) for _ in range(length)]
+        if index % 3 == 0:
+            prompt = common + prompt[:20]
+        sampling = SamplingParams(
+            max_tokens=12, temperature=float(index % 2), seed=index, ignore_eos=True
+        )
+        made.append((prompt, sampling))
+    return made
+
+
+def outputs(config: Config) -> list[list[int]]:
+    with Engine(config) as engine:
+        ids = [engine.submit(prompt, sampling) for prompt, sampling in requests()]
+        tokens = [engine.collect(sequence_id) for sequence_id in ids]
+        engine.scheduler.check_integrity()
+        assert engine.scheduler.stats().kv_usage == 0
+    return tokens

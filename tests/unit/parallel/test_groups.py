@@ -4,9 +4,12 @@ import dataclasses
 import socket
 
 import pytest
+import torch
+from torch.distributed import is_nccl_available
 
 from atom_lite.errors import ConfigError
-from atom_lite.parallel.groups import open_groups, open_store
+from atom_lite.parallel.groups import data_backend, open_groups, open_store
+from atom_lite.parallel.joining import join_groups
 from atom_lite.parallel.link import PipelineError
 from atom_lite.parallel.rendezvous import Rendezvous
 from atom_lite.parallel.topology import Topology
@@ -84,3 +87,34 @@ def test_a_rank_may_be_given_a_store_that_another_program_holds() -> None:
     store = open_store(rendezvous, HEAD)
     store.set("key", "value")
     assert agent.get("key") == b"value"
+
+
+def test_hidden_states_of_cpus_go_over_gloo() -> None:
+    assert data_backend(torch.device("cpu")) == "gloo"
+
+
+def test_hidden_states_of_accelerators_need_nccl() -> None:
+    accelerator = torch.device("cuda", 0)
+    if is_nccl_available():
+        assert data_backend(accelerator) == "nccl"
+    else:
+        with pytest.raises(ConfigError, match="no NCCL, which cuda:0 stages need"):
+            data_backend(accelerator)
+
+
+def test_a_wait_for_the_others_ends_with_what_its_check_raises() -> None:
+    rendezvous = Rendezvous(startup_seconds=30)
+    store = open_store(rendezvous, HEAD)
+
+    def check() -> None:
+        raise PipelineError("the process of stage 1 ended with exit code 1")
+
+    with pytest.raises(PipelineError, match="exit code 1"):
+        join_groups(HEAD, store, rendezvous, data_backend="gloo", check=check)
+
+
+def test_all_missing_ranks_are_named() -> None:
+    rendezvous = Rendezvous(startup_seconds=0.1)
+    head = Topology(num_stages=3, rank=0)
+    with pytest.raises(PipelineError, match=r"stage 1, stage 2 did not come up within 0\.1 s"):
+        join_groups(head, open_store(rendezvous, head), rendezvous, data_backend="gloo")

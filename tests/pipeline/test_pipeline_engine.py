@@ -169,3 +169,32 @@ def test_every_chunk_policy_gives_the_same_tokens(
     )
     budget = dataclasses.replace(config.scheduler, max_num_batched_tokens=256)
     assert outputs(dataclasses.replace(config, chunking=chunking, scheduler=budget)) == expected
+
+
+@pytest.mark.parametrize("policy", ["atom", "makespan"])
+def test_aborts_at_any_point_of_a_prompt_leave_the_tokens_of_others(
+    config: Config, expected: list[list[int]], policy: str
+) -> None:
+    """Short companions tell how far the long prompts are; chunks of these are in flight then."""
+    long, (prompt, sampling) = [7] * 80, requests()[3]
+    chunking = ChunkingConfig(
+        enable_dynamic_chunking=True,
+        dynamic_chunking_policy=policy,
+        dynamic_chunking_min_chunk_size=8,
+    )
+    with Engine(dataclasses.replace(config, chunking=chunking)) as engine:
+        for point in range(10):
+            salt = str(point)  # nothing is computed before
+            ids = [engine.submit(long, sampling, cache_salt=salt + end) for end in "ab"]
+            for _ in range(point):
+                engine.complete([5], SamplingParams(max_tokens=1))
+            companion = engine.submit(prompt, sampling, cache_salt=salt)
+            for sequence_id in ids:
+                engine.abort(sequence_id)
+            assert engine.collect(companion) == expected[3]
+            for sequence_id in ids:
+                *_, end = engine.events(sequence_id)
+                assert isinstance(end, SequenceFinished)
+                assert end.reason == "abort" or (point and end.reason == "length")
+        engine.scheduler.check_integrity()
+        assert engine.scheduler.stats().kv_usage == 0

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+    from atom_lite.chunking.background import Background
     from atom_lite.chunking.calibrator import StepSample
     from atom_lite.chunking.controller import ChunkingController, ChunkingStatus
     from atom_lite.chunking.latency_model import LatencyModel
@@ -115,6 +116,11 @@ class SwitchedController:
         """The learner's."""
         return self._learner.startup()
 
+    def submitted(self, sequence_id: int, num_prompt_tokens: int) -> None:
+        """The learner plans its own prompts ahead, as in the server."""
+        if self._is_learning:
+            self._learner.submitted(sequence_id, num_prompt_tokens)
+
     def wants_sample(self, *, num_sequences: int, num_prefills: int) -> bool:
         """All prefills, for the record."""
         del num_sequences
@@ -130,6 +136,10 @@ class SwitchedController:
     def end_step(self) -> list[Notice]:
         """The learner's."""
         return self._learner.end_step() if self._is_learning else []
+
+    def take_notices(self) -> list[Notice]:
+        """The learner's."""
+        return self._learner.take_notices()
 
     def status(self) -> ChunkingStatus:
         """The learner's."""
@@ -178,13 +188,15 @@ class PairedPipeline:
             raise LoadError(f"{arm}: a prompt of {len(prompt)} tokens ended without a token")
         return PromptRun(first - began, list(self.controller.samples))
 
-    def _controller(self, config: Config, limits: SchedulerLimits) -> ChunkingController:
+    def _controller(
+        self, config: Config, limits: SchedulerLimits, background: Background
+    ) -> ChunkingController:
         budget = min(self._budget_tokens, limits.prefill_step_tokens)
         as_served = dataclasses.replace(
             limits, decode_step_tokens=budget, prefill_step_tokens=budget
         )
         self.controller = SwitchedController(
-            make_controller(config, as_served),
+            make_controller(config, as_served, background),
             longest_tokens=self._longest_tokens,
             budget_tokens=budget,
         )

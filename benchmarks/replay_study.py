@@ -242,7 +242,7 @@ def _fit(study: Study) -> None:
         area = attention_area(prefix, new)
         seconds = statistics.median(samples)
         rows.setdefault(layers, []).append(PrefillRow(prefix, new, area, 0, 0, seconds))
-    fitted = {layers: fit_prefill(kind, None)[0] for layers, kind in rows.items()}
+    fitted = {layers: fit_prefill(kind, None).model for layers, kind in rows.items()}
     for stages, split in study.settings.splits.items():
         study.models[stages] = tuple(fitted[layers] for layers in split)
 

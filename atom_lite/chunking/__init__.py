@@ -7,6 +7,7 @@ Pure control plane: no torch, no clock (`now` and durations are passed in), no I
     flow_shop       how long chunks take through a pipeline, exactly
     fit_atom        ATOM's fit and its gates          fit_robust   ours: robust, non-negative
     atom_calibrator ATOM's state machine              calibrator   ours: retries, refits on drift
+    fit_stages      whether a fit can be planned with  background  where searches and fits run
     cuts            from a target to chunk sizes      plan_search  the best target for a prompt
     planners/       one file per policy: fixed, atom, makespan, sglang, linear
     sources         how many prefills compete         sweep        shapes tried to learn a model

@@ -9,28 +9,27 @@ Every step's time on every stage is offered (`record`). Graph replays and eager 
 the former say nothing about a step with a prefill in it. After the first model, refits are held by
 the model before (`fit_robust`), because chunks that a model picked cannot tell its terms apart.
 
-Pure; back-off counts samples, not seconds. Runs in the head process.
+Fits run in the background, on rows that were copied for them; what they find is taken when they are
+done. Pure; back-off counts samples, not seconds. Runs in the head process.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
+from atom_lite.chunking.background import Background, Inline
 from atom_lite.chunking.drift import DriftDetector
-from atom_lite.chunking.fit_robust import (
-    DecodeRow,
-    FitQuality,
-    PrefillRow,
-    fit_decode,
-    fit_prefill,
-)
+from atom_lite.chunking.fit_robust import DecodeRow, FitQuality, PrefillRow, fit_decode
+from atom_lite.chunking.fit_stages import StageFit, StageRows, fit_stages
 from atom_lite.chunking.refusal import FitRefused, Notice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from atom_lite.chunking.latency_model import Chunk, LatencyModel
+    from atom_lite.chunking.planner import PlanLimits
 
 CalibrationState: TypeAlias = Literal["collecting", "installed", "drifting"]
 
@@ -40,6 +39,7 @@ FIRST_FIT_SAMPLES = 12
 LOOK_AGAIN_SAMPLES = 4
 REFIT_SAMPLES = 16
 MAX_BACK_OFF_SAMPLES = 512
+MAX_MISSING_SAMPLES = 32  # however many seem to be missing: the noise of a few rows is a guess
 REFRESH_DECODES = 64
 YOUNG_ROWS = 48
 MIXTURE_RATIO = 1.5
@@ -71,9 +71,8 @@ class _Stage:
         self.quality: FitQuality | None = None
         self.drift: DriftDetector | None = None
 
-    def fit(self) -> tuple[LatencyModel, FitQuality]:
-        decode = fit_decode(list(self.eager_decodes))
-        return fit_prefill(list(self.prefill_rows), decode, self.model)
+    def rows(self) -> StageRows:
+        return StageRows(tuple(self.prefill_rows), tuple(self.eager_decodes), self.model)
 
     def refresh_decodes(self) -> None:
         decode = fit_decode(list(self.eager_decodes))
@@ -90,10 +89,17 @@ class _Stage:
 class Calibrator:
     """All stages' models, refitted as steps come in."""
 
-    def __init__(self, num_stages: int, *, floor_tokens: int) -> None:
-        """`floor_tokens`: chunks below are not fitted, time is not linear there."""
+    def __init__(
+        self, num_stages: int, limits: PlanLimits, background: Background | None = None
+    ) -> None:
+        """`limits`: of planned chunks; those below its floor are not fitted."""
         self._stages = [_Stage() for _ in range(num_stages)]
-        self._floor_tokens = floor_tokens
+        self._limits = limits
+        self._background = background or Inline()
+        self._is_fitting = False
+        self._num_drifts = 0
+        self._longest_tokens = 0  # of any prompt, as far as it has been computed
+        self._notices: list[Notice] = []
         self.state: CalibrationState = "collecting"
         self.reason = "no step has been timed yet"
         self.last_refusal: FitRefused | None = None
@@ -122,6 +128,11 @@ class Calibrator:
         ordered = sorted(self._errors)
         return ordered[len(ordered) // 2] if ordered else None
 
+    def take_notices(self) -> list[Notice]:
+        """Lines for the log since the last call."""
+        notices, self._notices = self._notices, []
+        return notices
+
     def adopt(
         self, models: Sequence[LatencyModel], qualities: Sequence[FitQuality | None]
     ) -> list[Notice]:
@@ -129,10 +140,10 @@ class Calibrator:
         for stage, model, quality in zip(self._stages, models, qualities, strict=True):
             stage.install(model, quality)
         self._finish("loaded from a profile")
-        return self._installed_notices()
+        return self.take_notices()
 
     def record(self, sample: StepSample) -> list[Notice]:
-        """Take a step's times; fits when one is due.
+        """Take a step's times; begins a fit when one is due.
 
         Returns:
             Lines for the log. After an "installed" one `models` has changed.
@@ -140,13 +151,18 @@ class Calibrator:
         if not self.keep(sample):
             if self._fresh_decodes >= REFRESH_DECODES:
                 self._refresh_decodes()
-            return []
+            return self.take_notices()
         drifted = self._compare(sample)
         self._fresh += 1
-        if self.state == "installed" and drifted:
-            return self._attempt() if self._is_young else self._start_drift()
         wait = self._refine_after if self.state == "installed" else self._back_off
-        return self._attempt() if self._fresh >= wait else []
+        if self.state == "installed" and drifted:
+            if self._is_young:
+                self._attempt()
+            else:
+                self._start_drift()
+        elif self._fresh >= wait:
+            self._attempt()
+        return self.take_notices()
 
     def keep(self, sample: StepSample) -> bool:
         """Take a step's times without fitting; whether it is a prefill step that counts."""
@@ -168,7 +184,8 @@ class Calibrator:
 
     def attempt_now(self) -> list[Notice]:
         """Fit with what there is; after a startup sweep."""
-        return self._attempt()
+        self._attempt()
+        return self.take_notices()
 
     @property
     def _is_young(self) -> bool:
@@ -177,17 +194,17 @@ class Calibrator:
         rows = len(self._stages[0].prefill_rows)
         return quality is not None and quality.num_rows < min(YOUNG_ROWS, rows)
 
-    def _is_mixture(self, qualities: Sequence[FitQuality]) -> bool:
+    def _is_mixture(self, fits: Sequence[StageFit]) -> bool:
         """Whether a refit describes its rows so much worse that they must be of two machines."""
         return any(
             stage.quality is not None
-            and quality.sigma > MIXTURE_RATIO * stage.quality.drift_sigma + MIXTURE_SLACK
-            for stage, quality in zip(self._stages, qualities, strict=True)
+            and fit.quality.sigma > MIXTURE_RATIO * stage.quality.drift_sigma + MIXTURE_SLACK
+            for stage, fit in zip(self._stages, fits, strict=True)
         )
 
     def _is_prefill_dominated(self, sample: StepSample) -> bool:
         new = sum(chunk.new_tokens for chunk in sample.chunks)
-        is_linear = min(chunk.new_tokens for chunk in sample.chunks) >= self._floor_tokens
+        is_linear = min(chunk.new_tokens for chunk in sample.chunks) >= self._limits.floor
         return is_linear and new >= PREFILL_DOMINANCE * sample.decode_rows
 
     def _keep_decode(self, sample: StepSample) -> None:
@@ -204,6 +221,8 @@ class Calibrator:
         prefix = sum(chunk.prefix_tokens for chunk in sample.chunks)
         new = sum(chunk.new_tokens for chunk in sample.chunks)
         area = sum(chunk.area for chunk in sample.chunks)
+        extents = (chunk.prefix_tokens + chunk.new_tokens for chunk in sample.chunks)
+        self._longest_tokens = max(self._longest_tokens, *extents)
         for stage, seconds in zip(self._stages, sample.stage_seconds, strict=True):
             stage.prefill_rows.append(
                 PrefillRow(
@@ -228,8 +247,9 @@ class Calibrator:
         self._errors.append(worst)
         return drifted
 
-    def _start_drift(self) -> list[Notice]:
+    def _start_drift(self) -> None:
         """Forget what was measured before the drift, and collect anew."""
+        self._num_drifts += 1
         for stage in self._stages:
             recent = list(stage.prefill_rows)[-REFIT_SAMPLES:]
             stage.prefill_rows.clear()
@@ -238,63 +258,79 @@ class Calibrator:
         self.reason = "step times have drifted from the model"
         self._fresh = 0
         self._back_off = max(self._back_off, REFIT_SAMPLES)
-        return [Notice("info", f"Dynamic chunking: {self.reason}; refitting")]
+        self._notices.append(Notice("info", f"Dynamic chunking: {self.reason}; refitting"))
 
-    def _attempt(self) -> list[Notice]:
+    def _attempt(self) -> None:
+        """Begin a fit, unless one runs."""
+        if self._is_fitting:
+            return
         self._fresh = 0
-        try:
-            fits = [stage.fit() for stage in self._stages]
-        except FitRefused as refused:
-            return self._refuse(refused)
-        if self.state == "installed" and self._is_mixture([quality for _, quality in fits]):
-            return self._start_drift()
-        for stage, (model, quality) in zip(self._stages, fits, strict=True):
-            stage.install(model, quality)
+        self._is_fitting = True
+        rows = [stage.rows() for stage in self._stages]
+        self._background.run(
+            partial(fit_stages, rows, self._limits, self._longest_tokens),
+            partial(self._take, self._num_drifts),
+        )
+
+    def _take(self, num_drifts: int, outcome: list[StageFit] | FitRefused) -> None:
+        """What a fit has found; nothing where its rows are of before a drift."""
+        self._is_fitting = False
+        if num_drifts != self._num_drifts:
+            return
+        if isinstance(outcome, FitRefused):
+            self._refuse(outcome)
+        elif self.state == "installed" and self._is_mixture(outcome):
+            self._start_drift()
+        else:
+            self._accept(outcome)
+
+    def _accept(self, fits: Sequence[StageFit]) -> None:
+        for stage, fit in zip(self._stages, fits, strict=True):
+            stage.install(*fit)
         # Ever more patient: a machine that changes all the time is not refitted all day.
         if self.state == "drifting":
             self._back_off = min(2 * self._back_off, MAX_BACK_OFF_SAMPLES)
         else:
             self._back_off = REFIT_SAMPLES
             self._refine_after = min(2 * self._refine_after, MAX_BACK_OFF_SAMPLES)
-        self._finish(f"fitted to {len(self._stages[0].prefill_rows)} steps")
-        return self._installed_notices()
+        self._finish(f"fitted to {fits[0].quality.num_rows} steps")
 
-    def _refuse(self, refused: FitRefused) -> list[Notice]:
+    def _refuse(self, refused: FitRefused) -> None:
         self.num_refused += 1
         self.last_refusal = refused
+        wait = self._wait_after(refused)
         if self.state == "installed":
-            self._refine_after = min(2 * self._refine_after, MAX_BACK_OFF_SAMPLES)
-            wait = self._refine_after
+            self._refine_after = wait
         else:
+            self._back_off = wait
             self.reason = refused.message
-            if refused.gate == "samples":
-                # Seen before anything is solved, so it costs nothing to look again soon.
-                self._back_off = LOOK_AGAIN_SAMPLES
-            else:
-                self._back_off = min(
-                    2 * max(self._back_off, FIRST_FIT_SAMPLES), MAX_BACK_OFF_SAMPLES
-                )
-            wait = self._back_off
         if self.num_refused & (self.num_refused - 1):
-            return []  # the log hears of the first, second, fourth, eighth, ...
+            return  # the log hears of the first, second, fourth, eighth, ...
         kept = "the previous model stays" if self.models else "prompts are cut for calibration"
         text = f"Dynamic chunking calibration refused ({refused.gate}): {refused.message}"
-        return [Notice("info", f"{text}; {kept}, next try after {wait} samples")]
+        self._notices.append(Notice("info", f"{text}; {kept}, next try after {wait} samples"))
+
+    def _wait_after(self, refused: FitRefused) -> int:
+        """How many samples to collect before the next try."""
+        if self.state == "installed":
+            return min(2 * self._refine_after, MAX_BACK_OFF_SAMPLES)
+        if refused.gate == "samples":
+            # Seen before anything is solved, so it costs nothing to look again soon.
+            return LOOK_AGAIN_SAMPLES
+        if refused.num_missing is not None:
+            return min(max(refused.num_missing, LOOK_AGAIN_SAMPLES), MAX_MISSING_SAMPLES)
+        return min(2 * max(self._back_off, FIRST_FIT_SAMPLES), MAX_BACK_OFF_SAMPLES)
 
     def _finish(self, reason: str) -> None:
         self.state = "installed"
         self.reason = reason
         self.num_installed += 1
         self._fresh = 0
-
-    def _installed_notices(self) -> list[Notice]:
         verb = "installed" if self.num_installed == 1 else "refitted"
-        notices = []
         for index, stage in enumerate(self._stages):
             assert stage.model is not None
             why = self.reason
             if stage.quality is not None:
                 why += f", median error {stage.quality.median_relative_error:.1%}"
             text = f"Dynamic chunking latency model {verb}: {stage.model.describe()}"
-            notices.append(Notice("info", f"{text} on stage {index} ({why})"))
-        return notices
+            self._notices.append(Notice("info", f"{text} on stage {index} ({why})"))

@@ -2,9 +2,11 @@
 
     engine                                   controller
     startup() ... next_shape/finish_shape    the forwards to time before the first request
+    every SubmitSequence                     submitted(id, tokens)
     every scheduler step                     planner.begin_step, planner.next_chunk, report.count
     every StepResult                         record(StepSample) -> lines for the log
     every step of the head                   end_step() -> lines for the log
+    every background job that has ended      take_notices() -> lines for the log
     each batch's flag                        needs_acknowledgement
 
 Which policy it is does not show outside. Pure; runs in the head process.
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from atom_lite.chunking.fit_robust import FitQuality
 from atom_lite.chunking.latency_model import LatencyModel
-from atom_lite.chunking.planner import ChunkPlanner
+from atom_lite.chunking.planner import ChunkPlanner, ChunkRequest
 from atom_lite.chunking.report import ChunkReport
 from atom_lite.chunking.startup import AtomStartup, PrefixStartup
 
@@ -58,6 +60,10 @@ class ModelPlanner(ChunkPlanner, Protocol):
         """Plan with these models, one per stage."""
         ...
 
+    def prepare(self, request: ChunkRequest) -> None:
+        """A prompt has arrived whose first chunk this will be."""
+        ...
+
 
 class ChunkingController(Protocol):
     """What the engine knows of a chunk-size policy."""
@@ -78,6 +84,10 @@ class ChunkingController(Protocol):
         """The sweep to run before serving; None where there is none."""
         ...
 
+    def submitted(self, sequence_id: int, num_prompt_tokens: int) -> None:
+        """A prompt has arrived; a plan for it may be searched ahead."""
+        ...
+
     def wants_sample(self, *, num_sequences: int, num_prefills: int) -> bool:
         """Whether a step with these rows is worth timing."""
         ...
@@ -88,6 +98,10 @@ class ChunkingController(Protocol):
 
     def end_step(self) -> list[Notice]:
         """Called after each step of the head."""
+        ...
+
+    def take_notices(self) -> list[Notice]:
+        """Called after a background job has delivered: what it brought."""
         ...
 
     def status(self) -> ChunkingStatus:
@@ -109,6 +123,9 @@ class StaticController:
         """None."""
         return None
 
+    def submitted(self, sequence_id: int, num_prompt_tokens: int) -> None:
+        """Nothing is planned ahead."""
+
     def wants_sample(self, *, num_sequences: int, num_prefills: int) -> bool:
         """Nothing is worth timing."""
         del num_sequences, num_prefills
@@ -121,6 +138,10 @@ class StaticController:
 
     def end_step(self) -> list[Notice]:
         """Nothing to do."""
+        return []
+
+    def take_notices(self) -> list[Notice]:
+        """Nothing runs in the background."""
         return []
 
     def status(self) -> ChunkingStatus:
@@ -146,6 +167,9 @@ class AtomController:
         sizes = self._calibrator.startup_sizes()
         return AtomStartup(sizes, self._finish_startup) if sizes else None
 
+    def submitted(self, sequence_id: int, num_prompt_tokens: int) -> None:
+        """Nothing is planned ahead."""
+
     def wants_sample(self, *, num_sequences: int, num_prefills: int) -> bool:
         """Single-sequence prefills while calibrating."""
         return self._calibrator.wants_sample(num_sequences=num_sequences, num_prefills=num_prefills)
@@ -166,6 +190,10 @@ class AtomController:
         notices = self._calibrator.end_step()
         self._hand_over()
         return notices
+
+    def take_notices(self) -> list[Notice]:
+        """Nothing runs in the background."""
+        return []
 
     def status(self) -> ChunkingStatus:
         """The state machine's."""
@@ -220,6 +248,17 @@ class FittedController:
             self._limits, self._max_model_len, self._calibrator.keep, self._finish_startup
         )
 
+    def submitted(self, sequence_id: int, num_prompt_tokens: int) -> None:
+        """Begin to plan the prompt, as if none of it were cached."""
+        self.planner.prepare(
+            ChunkRequest(
+                sequence_id=sequence_id,
+                prefix_tokens=0,
+                remaining_tokens=num_prompt_tokens,
+                budget_tokens=self._limits.most,
+            )
+        )
+
     def wants_sample(self, *, num_sequences: int, num_prefills: int) -> bool:
         """Every step is worth timing: drift shows in any of them."""
         del num_prefills
@@ -234,6 +273,11 @@ class FittedController:
     def end_step(self) -> list[Notice]:
         """Nothing waits for a step to pass."""
         return []
+
+    def take_notices(self) -> list[Notice]:
+        """Hand over a model that a fit in the background has brought."""
+        self._hand_over()
+        return self._calibrator.take_notices()
 
     def status(self) -> ChunkingStatus:
         """The calibrator's."""

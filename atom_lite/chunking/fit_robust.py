@@ -2,7 +2,10 @@
 
 Where ATOM needs a sweep of pure prefills, this takes what serving brings, decodes included. Prefill
 terms come from prefill-dominated steps, d0 and d1 from decode-only steps. A column that the rows
-cannot tell apart from the others is left out or held by a prior, and the fit says how good it is.
+cannot tell apart from the others is left out or held by a prior, and the fit says how good it is:
+how far off the rows are from it, and how far off it may be itself where it is going to be used
+(`PrefillFit.stderr`). Single terms may be uncertain for ever without any harm: a plan hardly
+changes while one term takes over from another.
 
     prefill row   [1, sum L, sum x, sum area]     what is left after the decode terms
     decode row    [1, D, K]                       a device that replays graphs has none: then D
@@ -26,6 +29,8 @@ from atom_lite.chunking.refusal import FitRefused
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from atom_lite.chunking.latency_model import Chunk
+
 Array: TypeAlias = NDArray[np.float64]
 
 MIN_PREFILL_ROWS = 12
@@ -35,7 +40,7 @@ MIN_DECODE_ROWS = 8
 MIN_RIDING_ROWS = 16  # prefill steps with decodes, and as many without
 MIN_SIZE_RATIO = 1.5  # between the largest and the smallest chunk
 MAX_RELATIVE_ERROR = 0.30  # median; 15 % noise passes, a formula that does not fit does not
-MAX_STDERR = 0.10  # of the prediction at the worst sampled shape, relative
+UNKNOWN = 1e-9  # information about a direction that no row shows, in units of a whole row
 MIN_COLUMN_SPREAD = 1.2  # largest over smallest; under it a decode column is the constant's twin
 
 
@@ -74,7 +79,7 @@ class FitQuality:
         median_relative_error: half of the rows are predicted better than this.
         p90_relative_error: nine in ten are.
         sigma: robust spread of the relative residual.
-        stderr: one-sigma uncertainty of the prediction at the worst sampled shape, relative.
+        stderr: one-sigma uncertainty of the prediction of a planned chunk, relative.
     """
 
     num_rows: int
@@ -87,6 +92,46 @@ class FitQuality:
     def drift_sigma(self) -> float:
         """What the next measurement may be off by, relative: noise and the model's own doubt."""
         return math.hypot(self.sigma, self.stderr)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PrefillFit:
+    """A fit that describes its rows; whether it is certain enough is for its user to ask.
+
+    Attributes:
+        model: all terms, decodes included.
+        num_rows: prefill rows that it was fitted to.
+        median_relative_error: half of the rows are predicted better than this.
+        p90_relative_error: nine in ten are.
+        sigma: robust spread of the relative residual.
+        covariance: [4, 4], of c, gamma, b and a as the rows determine them.
+    """
+
+    model: LatencyModel
+    num_rows: int
+    median_relative_error: float
+    p90_relative_error: float
+    sigma: float
+    covariance: Array
+
+    def stderr(self, chunks: Sequence[Chunk]) -> float:
+        """One-sigma uncertainty of the predicted time of such chunks, relative (RMS over them)."""
+        rows = np.asarray(
+            [(1.0, chunk.prefix_tokens, chunk.new_tokens, chunk.area) for chunk in chunks]
+        )
+        predicted = np.asarray([self.model.chunk_seconds(*chunk) for chunk in chunks])
+        variance = np.einsum("ij,jk,ik->i", rows, self.covariance, rows)
+        return float(np.sqrt(np.mean(np.maximum(variance, 0.0) / predicted**2)))
+
+    def quality(self, chunks: Sequence[Chunk]) -> FitQuality:
+        """The numbers to keep, for a plan of these chunks."""
+        return FitQuality(
+            num_rows=self.num_rows,
+            median_relative_error=self.median_relative_error,
+            p90_relative_error=self.p90_relative_error,
+            sigma=self.sigma,
+            stderr=self.stderr(chunks),
+        )
 
 
 def fit_decode(rows: Sequence[DecodeRow]) -> DecodeTerms | None:
@@ -114,7 +159,7 @@ def fit_decode(rows: Sequence[DecodeRow]) -> DecodeTerms | None:
 
 def fit_prefill(
     rows: Sequence[PrefillRow], decode: DecodeTerms | None, prior: LatencyModel | None = None
-) -> tuple[LatencyModel, FitQuality]:
+) -> PrefillFit:
     """c, gamma, b and a from prefill-dominated steps.
 
     Args:
@@ -146,15 +191,13 @@ def fit_prefill(
     constant, per_prefix, linear, attention = (float(x) for x in solution.coefficients)
     if linear + attention <= 0.0:
         raise FitRefused("slope", "step times do not rise with the number of new tokens")
-    quality = _quality(design, measured, solution)
-    _require_quality(quality, has_prior=prior is not None)
     model = LatencyModel(
         constant_seconds=constant,
         prefix_seconds_per_token=per_prefix,
         linear_seconds_per_token=linear,
         attention_seconds_per_area=attention,
     )
-    return model.with_decodes(*decode), quality
+    return _described(model.with_decodes(*decode), design, measured, solution)
 
 
 def _riding_decodes(table: Array) -> DecodeTerms:
@@ -185,21 +228,6 @@ def _require_diversity(table: Array) -> None:
         )
 
 
-def _require_quality(quality: FitQuality, *, has_prior: bool) -> None:
-    if quality.median_relative_error > MAX_RELATIVE_ERROR:
-        raise FitRefused(
-            "residual",
-            f"median error is {quality.median_relative_error:.1%} of the step, above "
-            f"{MAX_RELATIVE_ERROR:.0%}: the latency model does not describe these steps",
-        )
-    if not has_prior and quality.stderr > MAX_STDERR:
-        raise FitRefused(
-            "uncertainty",
-            f"prediction uncertainty is {quality.stderr:.1%}, above {MAX_STDERR:.0%}: more or "
-            "steadier timings are needed",
-        )
-
-
 def _scaled_prior(prior: LatencyModel, design: Array, measured: Array) -> Array:
     """The prior's prefill terms, times the median ratio of measured to predicted."""
     terms = np.asarray(
@@ -214,33 +242,40 @@ def _scaled_prior(prior: LatencyModel, design: Array, measured: Array) -> Array:
     return scaled
 
 
-def _quality(design: Array, measured: Array, solution: RobustSolution) -> FitQuality:
+def _described(
+    model: LatencyModel, design: Array, measured: Array, solution: RobustSolution
+) -> PrefillFit:
+    """The fit with its errors, refused where it does not describe its rows."""
     relative = design / measured[:, None]
     error = np.abs(relative @ solution.coefficients - 1.0)
-    # A fit lies closer to its own rows than to the next ones.
+    median = float(np.median(error))
+    if median > MAX_RELATIVE_ERROR:
+        raise FitRefused(
+            "residual",
+            f"median error is {median:.1%} of the step, above {MAX_RELATIVE_ERROR:.0%}: the "
+            "latency model does not describe these steps",
+        )
     rows, columns = design.shape
+    # A fit lies closer to its own rows than to the next ones.
     sigma = solution.sigma * rows / max(rows - columns, 1)
-    return FitQuality(
-        num_rows=len(measured),
-        median_relative_error=float(np.median(error)),
+    return PrefillFit(
+        model=model,
+        num_rows=rows,
+        median_relative_error=median,
         p90_relative_error=float(np.quantile(error, 0.9)),
         sigma=sigma,
-        stderr=_worst_stderr(relative, solution),
+        covariance=_covariance(solution.rows, sigma),
     )
 
 
-def _worst_stderr(relative: Array, solution: RobustSolution) -> float:
-    """One-sigma error of the prediction at the worst row, from the columns that are in use."""
-    active = solution.coefficients > 0.0
-    degrees_of_freedom = len(relative) - int(np.count_nonzero(active))
-    if degrees_of_freedom <= 0:
-        return float("inf")
-    columns = relative[:, active]
-    columns = columns / np.max(np.abs(columns), axis=0)
-    weighted = columns * np.sqrt(solution.weights)[:, None]
-    covariance = solution.sigma**2 * np.linalg.pinv(weighted.T @ weighted)
-    variance = np.einsum("ij,jk,ik->i", columns, covariance, columns)
-    return float(np.sqrt(np.maximum(variance, 0.0)).max())
+def _covariance(rows: Array, sigma: float) -> Array:
+    """Of the coefficients; those held at zero count as if they were free."""
+    scales = np.maximum(np.max(np.abs(rows), axis=0), 1e-300)
+    scaled = rows / scales
+    # What the rows say nothing about is uncertain without bound, not certain.
+    information = scaled.T @ scaled + UNKNOWN * np.eye(rows.shape[1])
+    covariance: Array = sigma**2 * np.linalg.inv(information) / np.outer(scales, scales)
+    return covariance
 
 
 def _varies(column: Array) -> bool:

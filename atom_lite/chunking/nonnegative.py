@@ -22,10 +22,14 @@ CONVERGED = 1e-5
 
 
 class RobustSolution(NamedTuple):
-    """Coefficients, the final weight of each row (0..1) and the robust spread of the residuals."""
+    """Coefficients, the spread of the residuals, and the weighted rows that were solved last.
+
+    `rows` are relative to their measurements and include the prior's; `sigma**2` times the inverse
+    of `rows.T @ rows` is how uncertain the coefficients are.
+    """
 
     coefficients: Array
-    weights: Array
+    rows: Array
     sigma: float
 
 
@@ -91,6 +95,7 @@ def robust_nonnegative(
     weights = np.ones(len(measured))
     sigma = 0.1
     coefficients = np.zeros(design.shape[1])
+    rows = relative
     for _ in range(MAX_REWEIGHTINGS):
         roots = np.sqrt(weights)
         rows, target = relative * roots[:, None], roots
@@ -109,7 +114,7 @@ def robust_nonnegative(
     # Dividing by noisy measurements favours the small ones (4 % at 15 % noise): level the median.
     predicted = np.maximum(design @ coefficients, 1e-300)
     coefficients = coefficients * float(np.median(measured / predicted))
-    return RobustSolution(coefficients, weights, sigma)
+    return RobustSolution(coefficients, rows, sigma)
 
 
 def _prior_rows(relative: Array, prior: Array, strength: float) -> tuple[Array, Array]:

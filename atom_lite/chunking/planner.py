@@ -48,7 +48,11 @@ class ChunkRequest:
 
 
 class ChunkDecision(NamedTuple):
-    """How many tokens to compute now (1 .. `most_tokens`), and why that many."""
+    """How many tokens to compute now (1 .. `most_tokens`), and why that many.
+
+    0 where the planner does not know yet: a search for the plan runs, and when it ends the head's
+    loop is woken.
+    """
 
     tokens: int
     reason: Reason

@@ -25,10 +25,12 @@ Gate: TypeAlias = Literal[
 class FitRefused(AtomLiteError):
     """A fit did not pass; calibration catches this, keeps the reason and goes on."""
 
-    def __init__(self, gate: Gate, message: str) -> None:
+    def __init__(self, gate: Gate, message: str, *, num_missing: int | None = None) -> None:
+        """`num_missing`: about how many more samples would do, where that can be told."""
         super().__init__(message)
         self.gate = gate
         self.message = message
+        self.num_missing = num_missing
 
 
 class Notice(NamedTuple):

@@ -6,6 +6,7 @@ import platform
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from atom_lite.chunking.profile import Fingerprint
+from atom_lite.engine.background_thread import BackgroundThread
 from atom_lite.engine.chunking_desk import ChunkingDesk
 from atom_lite.engine.chunking_policy import make_controller, policy_name
 from atom_lite.engine.head import Head
@@ -16,6 +17,7 @@ from atom_lite.scheduler.scheduler import Scheduler
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from atom_lite.chunking.background import Background
     from atom_lite.chunking.controller import ChunkingController
     from atom_lite.config import Config
     from atom_lite.ipc.link import EngineLink
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from atom_lite.scheduler.limits import SchedulerLimits
     from atom_lite.worker.runner import RunnerInfo
 
-    MakeController: TypeAlias = Callable[[Config, SchedulerLimits], ChunkingController]
+    MakeController: TypeAlias = Callable[[Config, SchedulerLimits, Background], ChunkingController]
 
 
 class Assembly(NamedTuple):
@@ -54,12 +56,14 @@ def assemble(
         EngineError: a stage failed.
     """
     executor, info = start_executor(config, link.wake, pin=pin)
+    background = BackgroundThread(link.wake)
     try:
         limits = scheduler_limits(config, info)
-        controller = controller_maker(config, limits)
+        controller = controller_maker(config, limits, background)
         chunking = ChunkingDesk(
             controller,
             _fingerprint(config, info),
+            background,
             policy=policy_name(config),
             profile_path=config.chunking.dynamic_chunking_profile,
             block_size=limits.block_size,
@@ -74,6 +78,7 @@ def assemble(
             first_step_id=first_step_id,
         )
     except BaseException:
+        background.close()
         executor.close()
         raise
     head = Head(scheduler, executor, link, chunking)

@@ -2,15 +2,18 @@
 
 The policy itself is pure (`atom_lite.chunking`). The desk keeps what a step held until its times
 come back, writes the log, reads and writes the saved profile, and gathers what `/server_info` and
-`/metrics` show. Only the head's thread calls it.
+`/metrics` show. Only the head's thread calls it. Searches, fits and the disk are left to a thread
+in the background, whose outcomes it hands over between two turns of the loop.
 """
 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from atom_lite.chunking.background import Inline
 from atom_lite.chunking.calibrator import StepSample
 from atom_lite.chunking.controller import FittedController
 from atom_lite.chunking.latency_model import Chunk
@@ -22,10 +25,12 @@ from atom_lite.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from atom_lite.chunking.background import Background
     from atom_lite.chunking.controller import ChunkingController
+    from atom_lite.chunking.latency_model import LatencyModel
     from atom_lite.chunking.refusal import Notice
     from atom_lite.engine.executor import Executor
-    from atom_lite.messages import ChunkingStats, StepPlan, StepResult
+    from atom_lite.messages import ChunkingStats, StepPlan, StepResult, SubmitSequence
 
 REPORT_SECONDS = 10.0
 _STATS_SECONDS = 1.0
@@ -46,6 +51,7 @@ class ChunkingDesk:
         controller: the policy.
         policy: its name, as shown.
         fingerprint: of this run, for the profile.
+        background: where the controller's jobs run, closed with this; by default at once.
         profile_path: `--dynamic-chunking-profile`; None keeps nothing.
         block_size: tokens of a KV block.
         vocab_size: of the model; the startup sweep runs on made-up ids below it.
@@ -55,6 +61,7 @@ class ChunkingDesk:
         self,
         controller: ChunkingController,
         fingerprint: Fingerprint,
+        background: Background | None = None,
         *,
         policy: str,
         profile_path: str | None,
@@ -62,6 +69,8 @@ class ChunkingDesk:
         vocab_size: int,
     ) -> None:
         self.controller = controller
+        self._background = background or Inline()
+        self._saved_models: tuple[LatencyModel, ...] = ()
         self._vocab_size = vocab_size
         self._policy = policy
         self._block_size = block_size
@@ -87,6 +96,7 @@ class ChunkingDesk:
             difference = mismatch(saved.fingerprint, self._fingerprint)
             if difference is None:
                 log_notices(self.controller.adopt(saved.models, saved.qualities))
+                self._saved_models = saved.models
                 return 0
             logger.warning("%s is of another run and not used: %s", self._path, difference)
         sweep = self.controller.startup()
@@ -96,8 +106,25 @@ class ChunkingDesk:
             executor, sweep, block_size=self._block_size, vocab_size=self._vocab_size
         )
         log_notices(sweep.finish())
-        self._save()
         return first_step_id
+
+    def submitted(self, message: SubmitSequence) -> None:
+        """A prompt has arrived: begin to plan it."""
+        self.controller.submitted(message.sequence_id, len(message.prompt_token_ids))
+
+    def deliver(self) -> None:
+        """Hand over what was found in the background since the last turn.
+
+        Raises:
+            Exception: a job in the background raised.
+        """
+        if self._background.deliver():
+            log_notices(self.controller.take_notices())
+            self._save_new_models()
+
+    def close(self) -> None:
+        """End the background thread."""
+        self._background.close()
 
     def planned(self, plan: StepPlan) -> None:
         """Note what a step holds, if its time is worth keeping."""
@@ -117,12 +144,9 @@ class ChunkingDesk:
         """Take a step's times, log what the policy says, report now and then."""
         sample = self._pending.pop(result.step_id, None)
         if sample is not None and result.stage_seconds:
-            notices = self.controller.record(
-                sample._replace(stage_seconds=tuple(result.stage_seconds))
-            )
-            log_notices(notices)
-            if notices:
-                self._save()
+            sample = sample._replace(stage_seconds=tuple(result.stage_seconds))
+            log_notices(self.controller.record(sample))
+            self._save_new_models()
         log_notices(self.controller.end_step())
         if now >= self._report_due:
             self._report_due = now + REPORT_SECONDS
@@ -142,17 +166,27 @@ class ChunkingDesk:
             self.controller, self._policy, num_stages=len(self._fingerprint.layers_per_stage)
         )
 
-    def _save(self) -> None:
-        """Keep the installed model; a disk that refuses costs a warning, not the server."""
+    def _save_new_models(self) -> None:
+        """Keep a newly installed model; a disk that refuses costs a warning, not the server."""
         status = self.controller.status()
-        if self._path is None or not status.models or not status.qualities:
+        if self._path is None or not status.qualities or status.models == self._saved_models:
             return
-        try:
-            save_profile(
-                self._path,
-                Profile(
-                    fingerprint=self._fingerprint, models=status.models, qualities=status.qualities
-                ),
-            )
-        except ConfigError as error:
-            logger.warning("%s", error)
+        self._saved_models = status.models
+        profile = Profile(
+            fingerprint=self._fingerprint, models=status.models, qualities=status.qualities
+        )
+        self._background.run(partial(_try_to_save, self._path, profile), _warn)
+
+
+def _try_to_save(path: Path, profile: Profile) -> str | None:
+    """Why the profile could not be written, or None."""
+    try:
+        save_profile(path, profile)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _warn(problem: str | None) -> None:
+    if problem is not None:
+        logger.warning("%s", problem)

@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from atom_lite.chunking.atom_calibrator import AtomCalibrator
+from atom_lite.chunking.background import Inline
 from atom_lite.chunking.calibrator import Calibrator
 from atom_lite.chunking.controller import AtomController, FittedController, StaticController
 from atom_lite.chunking.planner import plan_limits
@@ -24,7 +25,8 @@ from atom_lite.engine.chunking_desk import log_notices
 from atom_lite.errors import ConfigError
 
 if TYPE_CHECKING:
-    from atom_lite.chunking.controller import ChunkingController
+    from atom_lite.chunking.background import Background
+    from atom_lite.chunking.controller import ChunkingController, ModelPlanner
     from atom_lite.config import ChunkingConfig, Config
     from atom_lite.scheduler.scheduler import SchedulerLimits
 
@@ -34,8 +36,15 @@ DEFAULT_SMOOTH_FACTOR = 0.75
 _LINEAR_FALL, _LINEAR_SPANS, _LINEAR_LEAST_TOKENS = 8, 4, 32
 
 
-def make_controller(config: Config, limits: SchedulerLimits) -> ChunkingController:
+def make_controller(
+    config: Config, limits: SchedulerLimits, background: Background | None = None
+) -> ChunkingController:
     """The policy that the flags name.
+
+    Args:
+        config: the whole tree.
+        limits: of the scheduler.
+        background: where plans are searched and models fitted; by default at once, where asked.
 
     Raises:
         ConfigError: settings that the policy cannot work with.
@@ -52,8 +61,6 @@ def make_controller(config: Config, limits: SchedulerLimits) -> ChunkingControll
         return StaticController(FixedPlanner(), "dynamic chunking is not enabled")
     log_notices(_ignored_settings(settings))
     budget = limits.prefill_step_tokens
-    num_stages = limits.pipeline_depth
-    sizes = plan_limits(min(budget, limits.max_model_len))
     match settings.dynamic_chunking_policy:
         case "fixed":
             return StaticController(FixedPlanner(), "the policy is fixed")
@@ -62,23 +69,9 @@ def make_controller(config: Config, limits: SchedulerLimits) -> ChunkingControll
             planner = LinearPlanner(high_tokens=budget, low_tokens=low, stages=_LINEAR_SPANS)
             return StaticController(planner, "the policy is a static schedule")
         case "atom":
-            return _atom(config, limits, num_stages)
-        case "sglang":
-            sglang = SglangSettings(
-                base_tokens=budget,
-                page_tokens=limits.block_size,
-                max_model_len=limits.max_model_len,
-                smooth_factor=smooth_factor(config),
-            )
-            calibrator = Calibrator(num_stages, floor_tokens=sizes.floor)
-            return FittedController(
-                SglangPlanner(sglang), calibrator, sizes, max_model_len=limits.max_model_len
-            )
+            return _atom(config, limits)
         case _:
-            calibrator = Calibrator(num_stages, floor_tokens=sizes.floor)
-            return FittedController(
-                MakespanPlanner(sizes), calibrator, sizes, max_model_len=limits.max_model_len
-            )
+            return _fitted(config, limits, background or Inline())
 
 
 def _ignored_settings(settings: ChunkingConfig) -> list[Notice]:
@@ -101,7 +94,26 @@ def policy_name(config: Config) -> str:
     return settings.dynamic_chunking_policy if settings.enable_dynamic_chunking else "fixed"
 
 
-def _atom(config: Config, limits: SchedulerLimits, num_stages: int) -> AtomController:
+def _fitted(config: Config, limits: SchedulerLimits, background: Background) -> FittedController:
+    """The policies on our own calibration."""
+    sizes = plan_limits(min(limits.prefill_step_tokens, limits.max_model_len))
+    planner: ModelPlanner
+    if config.chunking.dynamic_chunking_policy == "sglang":
+        planner = SglangPlanner(
+            SglangSettings(
+                base_tokens=limits.prefill_step_tokens,
+                page_tokens=limits.block_size,
+                max_model_len=limits.max_model_len,
+                smooth_factor=smooth_factor(config),
+            )
+        )
+    else:
+        planner = MakespanPlanner(sizes, background=background)
+    calibrator = Calibrator(limits.pipeline_depth, sizes, background)
+    return FittedController(planner, calibrator, sizes, max_model_len=limits.max_model_len)
+
+
+def _atom(config: Config, limits: SchedulerLimits) -> AtomController:
     settings = AtomSettings(
         budget_tokens=limits.prefill_step_tokens,
         smooth_factor=smooth_factor(config),
@@ -109,7 +121,7 @@ def _atom(config: Config, limits: SchedulerLimits, num_stages: int) -> AtomContr
         block_size=limits.block_size,
         max_model_len=limits.max_model_len,
     )
-    calibrator = AtomCalibrator(settings, num_stages=num_stages)
+    calibrator = AtomCalibrator(settings, num_stages=limits.pipeline_depth)
     log_notices(calibrator.start_notices())
     return AtomController(AtomPlanner(settings), calibrator)
 

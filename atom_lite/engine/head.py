@@ -83,6 +83,8 @@ class Head:
             return False
         finally:
             self._executor.close()
+            if self._chunking is not None:
+                self._chunking.close()
 
     def _turn(self) -> None:
         messages = self._link.receive(HEARTBEAT_SECONDS)
@@ -90,6 +92,8 @@ class Head:
         for message in messages:
             events += self._handle(message)
         events += self._commit_finished()
+        if self._chunking is not None:
+            self._chunking.deliver()
         if not self._stopping:
             self._start_next()
         self._send(events)
@@ -98,7 +102,10 @@ class Head:
         now = time.monotonic()
         match message:
             case SubmitSequence():
-                return self._scheduler.submit(message, now)
+                events = self._scheduler.submit(message, now)
+                if self._chunking is not None and not events:
+                    self._chunking.submitted(message)
+                return events
             case AbortSequence():
                 return self._scheduler.abort(message.sequence_id, message.reason, now)
             case ResetPrefixCache():

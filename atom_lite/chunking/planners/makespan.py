@@ -2,49 +2,66 @@
 
 No base chunk to guess: the target latency comes from the fitted models, the prompt, its prefix hit
 and the load. Short prompts are pipelined too, and no prompt ends in a tiny tail. Other prefills do
-not switch it off, they weigh the drain down. Until a model is there prompts are cut into eighths or
-thirds, in turn: near what is right anyway, and two sizes over many prefixes are what a fit needs.
+not switch it off, they weigh the drain down. Until a model is there, each prompt's chunks alternate
+between a sixth of it and a quarter of that: sizes far apart, each over many prefixes, are what
+tells the terms of the model apart.
 
-Pure; runs in the head process. `prepare` lets a search run off the thread that feeds a stage.
+Searches run in the background. A search starts when the prompt arrives; until it is done, which
+takes milliseconds, `next_chunk` answers 0 and the step goes without. So chunk sizes never depend on
+how fast the search was. Pure; runs in the head process.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
+from atom_lite.chunking.background import Background, Inline
 from atom_lite.chunking.cuts import Span, Target, next_size, settle_tail
 from atom_lite.chunking.plan_search import Pipeline, Plan, plan
 from atom_lite.chunking.planner import ChunkDecision, ChunkRequest, PlanLimits
-from atom_lite.chunking.sweep import Alternation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from atom_lite.chunking.latency_model import LatencyModel
 
-EXPLORED_PARTS = (8, 3)
+EXPLORED_PARTS = 6  # of a prompt: its large chunks while there is no model
+EXPLORED_RATIO = 4  # between its large and its small chunks
 MAX_PROMPTS = 4096
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Prompt:
     """What is remembered of a prompt: its span and, per load, the plan's target."""
 
     span: Span
     pipeline: Pipeline | None
     targets: dict[bool, Target] = field(default_factory=dict)  # is_sole -> target
+    searching: set[bool] = field(default_factory=set)
+    has_begun: bool = False
+    explored_at: int = -1  # prefix of the last chunk that was sized without a model
+    num_explored: int = 0
 
 
 class MakespanPlanner:
     """Plans once per prompt and load; every chunk is the plan's rule applied to where it is."""
 
-    def __init__(self, limits: PlanLimits, *, transfer_seconds_per_token: float = 0.0) -> None:
+    def __init__(
+        self,
+        limits: PlanLimits,
+        *,
+        background: Background | None = None,
+        transfer_seconds_per_token: float = 0.0,
+    ) -> None:
         self._limits = limits
+        self._background = background or Inline()
         self._transfer_seconds_per_token = transfer_seconds_per_token
         self._pipeline: Pipeline | None = None
         self._prompts: dict[int, _Prompt] = {}
-        self._alternation = Alternation(EXPLORED_PARTS)
+        self._num_searching = 0
         self._is_sole = True
         self.last_plan: Plan | None = None
 
@@ -64,22 +81,30 @@ class MakespanPlanner:
         self._is_sole = num_prefills <= 1
 
     def prepare(self, request: ChunkRequest) -> None:
-        """Search the plan now, so that `next_chunk` need not."""
-        if self._pipeline is not None and not request.must_be_whole:
+        """Begin to search the plan of a prompt that has just arrived.
+
+        One at a time: of many that arrive together, each is planned when its turn comes.
+        """
+        if self._pipeline is not None and self._num_searching == 0 and not request.must_be_whole:
             self._target(self._prompt(request))
 
     def next_chunk(self, request: ChunkRequest) -> ChunkDecision:
-        """The plan's next chunk, bounded by what the step has left."""
+        """The plan's next chunk, bounded by what the step has left; 0 while it is searched."""
         if request.must_be_whole:
             return ChunkDecision(request.most_tokens, "whole_prompt")
         prompt = self._prompt(request)
         if prompt.pipeline is None:
+            prompt.has_begun = True
             return ChunkDecision(self._bounded(self._explored(request, prompt), request), "sweep")
+        target = self._target(prompt)
+        if target is None:
+            return ChunkDecision(0, "model")
+        prompt.has_begun = True
         size = next_size(
             prompt.pipeline.slowest(prompt.span),
             prompt.span,
             request.prefix_tokens,
-            self._target(prompt),
+            target,
             self._limits,
         )
         return ChunkDecision(self._bounded(size, request), "model")
@@ -87,19 +112,16 @@ class MakespanPlanner:
     def forget(self, sequence_id: int) -> None:
         """Drop the prompt's plan."""
         self._prompts.pop(sequence_id, None)
-        self._alternation.forget(sequence_id)
 
     def _prompt(self, request: ChunkRequest) -> _Prompt:
         """What is known of this prompt; starts afresh where prompt or models have changed."""
         end = request.prefix_tokens + request.remaining_tokens
         known = self._prompts.get(request.sequence_id)
-        if (
-            known is not None
-            and known.pipeline is self._pipeline
-            and known.span.start <= request.prefix_tokens
-            and known.span.end == end
-        ):
-            return known
+        if known is not None and known.pipeline is self._pipeline and known.span.end == end:
+            # A prefix hit moves the start of a prompt that was prepared, and of none that runs.
+            moved = request.prefix_tokens - known.span.start
+            if moved == 0 or (moved > 0 and known.has_begun):
+                return known
         self._prompts.pop(request.sequence_id, None)
         if len(self._prompts) >= MAX_PROMPTS:
             del self._prompts[next(iter(self._prompts))]
@@ -107,18 +129,39 @@ class MakespanPlanner:
         self._prompts[request.sequence_id] = prompt
         return prompt
 
-    def _target(self, prompt: _Prompt) -> Target:
+    def _target(self, prompt: _Prompt) -> Target | None:
+        """The target for the load of now, else for another one, else None: it is searched."""
+        is_sole = self._is_sole
+        if is_sole not in prompt.targets and is_sole not in prompt.searching:
+            self._search(prompt, is_sole)
+        return prompt.targets.get(is_sole) or next(iter(prompt.targets.values()), None)
+
+    def _search(self, prompt: _Prompt, is_sole: bool) -> None:
         assert prompt.pipeline is not None
-        if self._is_sole not in prompt.targets:
-            self.last_plan = plan(prompt.pipeline, prompt.span, is_sole=self._is_sole)
-            prompt.targets[self._is_sole] = self.last_plan.target
-        return prompt.targets[self._is_sole]
+        if prompt.span.tokens < 2 * self._limits.floor:
+            prompt.targets[is_sole] = Target(math.inf)  # one chunk; nothing to search
+            return
+
+        def deliver(found: Plan) -> None:
+            self._num_searching -= 1
+            self.last_plan = found
+            prompt.targets[is_sole] = found.target
+
+        prompt.searching.add(is_sole)
+        self._num_searching += 1
+        search = partial(plan, prompt.pipeline, prompt.span, is_sole=is_sole)
+        self._background.run(search, deliver)
 
     def _explored(self, request: ChunkRequest, prompt: _Prompt) -> int:
+        """Small and large in turn; asked twice at the same place, the same."""
+        if request.prefix_tokens != prompt.explored_at:
+            prompt.explored_at = request.prefix_tokens
+            prompt.num_explored += 1
         limits = self._limits
-        parts = self._alternation.choice_for(request.sequence_id)
-        size = -(-prompt.span.tokens // (parts * limits.align)) * limits.align
-        size = min(max(size, limits.floor), limits.most)
+        large = _aligned_up(prompt.span.tokens / EXPLORED_PARTS, limits)
+        small = _aligned_up(large / EXPLORED_RATIO, limits)
+        large = max(large, min(2 * limits.floor, limits.most))
+        size = small if prompt.num_explored % 2 else large
         return settle_tail(size, request.remaining_tokens, limits)
 
     def _bounded(self, size: int, request: ChunkRequest) -> int:
@@ -132,3 +175,8 @@ class MakespanPlanner:
         if tokens < remaining and tokens >= self._limits.align:
             tokens -= tokens % self._limits.align
         return tokens
+
+
+def _aligned_up(tokens: float, limits: PlanLimits) -> int:
+    size = math.ceil(tokens / limits.align) * limits.align
+    return min(max(size, limits.floor), limits.most)

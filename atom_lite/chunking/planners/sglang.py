@@ -72,6 +72,9 @@ class SglangPlanner:
         """Take the head stage's model; the rule knows no other."""
         self.model = models[0]
 
+    def prepare(self, request: ChunkRequest) -> None:
+        """Nothing is searched."""
+
     def begin_step(self, num_prefills: int) -> None:
         """Nothing depends on the load."""
 

@@ -3,11 +3,15 @@ from collections.abc import Iterable
 
 import pytest
 
+from atom_lite.chunking.background import Background
 from atom_lite.chunking.calibrator import MAX_BACK_OFF_SAMPLES, Calibrator, StepSample
 from atom_lite.chunking.latency_model import Chunk, LatencyModel
+from atom_lite.chunking.planner import plan_limits
 from atom_lite.chunking.refusal import Notice
+from tests.fakes.deferred import Deferred
 from tests.unit.chunking.samples import SERVED, fixed_chunks, scaled
 
+LIMITS = plan_limits(4096)
 WITH_DECODES = LatencyModel(
     constant_seconds=SERVED.constant_seconds,
     prefix_seconds_per_token=SERVED.prefix_seconds_per_token,
@@ -21,9 +25,15 @@ WITH_DECODES = LatencyModel(
 class Machine:
     """Stages with true models and noise, whose steps a calibrator sees."""
 
-    def __init__(self, *stages: LatencyModel, noise: float = 0.03, seed: int = 0) -> None:
+    def __init__(
+        self,
+        *stages: LatencyModel,
+        noise: float = 0.03,
+        seed: int = 0,
+        background: Background | None = None,
+    ) -> None:
         self.stages = stages
-        self.calibrator = Calibrator(len(stages), floor_tokens=128)
+        self.calibrator = Calibrator(len(stages), LIMITS, background)
         self.noise = noise
         self._rng = random.Random(seed)
 
@@ -209,7 +219,7 @@ def test_mixed_steps_with_few_new_tokens_are_not_fitted() -> None:
 
 @pytest.mark.parametrize("seconds", [(0.0, 1.0), (1.0,), (1.0, -1.0)])
 def test_times_that_cannot_be_right_are_dropped(seconds: tuple[float, ...]) -> None:
-    calibrator = Calibrator(2, floor_tokens=128)
+    calibrator = Calibrator(2, LIMITS)
     assert not calibrator.keep(StepSample((Chunk(0, 1024),), seconds))
 
 
@@ -234,3 +244,47 @@ def test_a_profile_is_adopted_without_a_sample() -> None:
     machine.stages = (scaled(SERVED, 1.5), scaled(SERVED, 1.5))
     machine.prompts((1024, 2816) * 4)
     assert error(machine) < 0.1
+
+
+def test_a_fit_in_the_background_is_taken_when_it_is_done() -> None:
+    background = Deferred()
+    machine = Machine(SERVED, background=background)
+    lines = machine.prompts((1024, 2816, 512))
+    assert background.num_waiting == 1  # one at a time, however many steps have passed
+    assert machine.calibrator.models is None
+    assert lines == []
+    background.work()
+    assert machine.calibrator.state == "installed"
+    (notice,) = machine.calibrator.take_notices()
+    assert notice.text.startswith("Dynamic chunking latency model installed")
+    assert machine.calibrator.take_notices() == []
+
+
+def test_a_fit_on_rows_from_before_a_drift_is_dropped() -> None:
+    background = Deferred()
+    machine = Machine(SERVED, background=background)
+    machine.prompts((1024, 2816, 1024, 2816))
+    background.work()
+    machine.prompts((1024, 2816) * 3)
+    background.work()
+    machine.prompts((1024, 2816) * 6)  # the next refit is asked for, and has not run
+    assert background.num_waiting == 1
+    machine.stages = (scaled(SERVED, 2.0),)
+    machine.prompts([1024])
+    assert machine.calibrator.state == "drifting"
+    before = machine.calibrator.models
+    background.work()
+    assert machine.calibrator.models == before
+    machine.prompts((1024, 2816) * 3)
+    background.work()
+    assert error(machine) < 0.1
+
+
+def test_uncertain_fits_wait_for_as_many_samples_as_are_missing() -> None:
+    machine = Machine(SERVED, noise=0.25)
+    lines = []
+    for position in range(0, 6000, 500):  # twelve rows
+        lines += machine.step((Chunk(position, 128 if position % 1000 else 372),))
+    (line,) = (notice.text for notice in lines)
+    assert "refused (uncertainty)" in line
+    assert line.endswith("next try after 32 samples")

@@ -91,7 +91,7 @@ def makespan_engine(*stages: LatencyModel, noise: float = 0.02) -> Engine:
     limits = plan_limits(2048)
     controller = FittedController(
         MakespanPlanner(limits),
-        Calibrator(len(stages), floor_tokens=limits.floor),
+        Calibrator(len(stages), limits),
         limits,
         max_model_len=16384,
     )
@@ -177,7 +177,7 @@ def test_makespan_with_a_loaded_profile_has_no_startup_sweep() -> None:
 def test_sglang_runs_on_the_same_calibration() -> None:
     limits = plan_limits(2048)
     settings = SglangSettings(base_tokens=2048, page_tokens=16, max_model_len=16384)
-    calibrator = Calibrator(2, floor_tokens=limits.floor)
+    calibrator = Calibrator(2, limits)
     controller = FittedController(SglangPlanner(settings), calibrator, limits, max_model_len=16384)
     engine = Engine(controller, SERVED, SERVED)
     engine.start()

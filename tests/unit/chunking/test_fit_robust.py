@@ -37,17 +37,17 @@ def refused(fit: Callable[[], object]) -> str:
 
 
 def test_noiseless_rows_give_the_model_back() -> None:
-    model, quality = fit_prefill(rows_of(), NO_DECODES)
-    assert model.describe() == SERVED.describe()
-    assert quality.median_relative_error < 1e-6
-    assert quality.num_rows == len(rows_of())
+    fit = fit_prefill(rows_of(), NO_DECODES)
+    assert fit.model.describe() == SERVED.describe()
+    assert fit.median_relative_error < 1e-6
+    assert fit.num_rows == len(rows_of())
 
 
 def test_no_term_turns_negative() -> None:
     truth = LatencyModel.from_milliseconds(a=2e-5, b=0.01, c=0.0)
-    model, _ = fit_prefill(rows_of(noisy(truth, 0.1)), NO_DECODES)
-    assert model.constant_seconds >= 0.0
-    assert model.prefix_seconds_per_token >= 0.0
+    fit = fit_prefill(rows_of(noisy(truth, 0.1)), NO_DECODES)
+    assert fit.model.constant_seconds >= 0.0
+    assert fit.model.prefix_seconds_per_token >= 0.0
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -56,18 +56,22 @@ def test_noise_of_15_percent_still_predicts_within_10(seed: int) -> None:
     rows = []
     for _ in range(4):
         rows += rows_of(lambda p, n: SERVED.chunk_seconds(p, n) * rng.gauss(1.0, 0.15))
-    model, quality = fit_prefill(rows, NO_DECODES)
+    fit = fit_prefill(rows, NO_DECODES)
     for chunk in fixed_chunks(8192, 1024):
-        assert model.chunk_seconds(*chunk) == pytest.approx(SERVED.chunk_seconds(*chunk), rel=0.1)
-    assert 0.05 < quality.median_relative_error < 0.2
+        assert fit.model.chunk_seconds(*chunk) == pytest.approx(
+            SERVED.chunk_seconds(*chunk), rel=0.1
+        )
+    assert 0.05 < fit.median_relative_error < 0.2
 
 
 def test_stragglers_are_weighed_down() -> None:
     rows = rows_of()
     rows[::9] = [row._replace(seconds=60.0 * row.seconds) for row in rows[::9]]
-    model, _ = fit_prefill(rows, NO_DECODES)
+    fit = fit_prefill(rows, NO_DECODES)
     for chunk in fixed_chunks(8192, 1024):
-        assert model.chunk_seconds(*chunk) == pytest.approx(SERVED.chunk_seconds(*chunk), rel=0.03)
+        assert fit.model.chunk_seconds(*chunk) == pytest.approx(
+            SERVED.chunk_seconds(*chunk), rel=0.03
+        )
 
 
 def test_decode_terms_are_taken_off_mixed_steps() -> None:
@@ -76,10 +80,10 @@ def test_decode_terms_are_taken_off_mixed_steps() -> None:
         row._replace(decode_rows=8, decode_context_tokens=9000, seconds=row.seconds + 0.0169)
         for row in rows_of()
     ]
-    model, _ = fit_prefill(rows, decode)
-    assert model.linear_seconds_per_token == pytest.approx(SERVED.linear_seconds_per_token)
-    assert model.decode_row_seconds == 0.002
-    assert model.decode_context_seconds_per_token == 1e-7
+    fit = fit_prefill(rows, decode)
+    assert fit.model.linear_seconds_per_token == pytest.approx(SERVED.linear_seconds_per_token)
+    assert fit.model.decode_row_seconds == 0.002
+    assert fit.model.decode_context_seconds_per_token == 1e-7
 
 
 def test_several_chunks_of_a_step_count_as_their_sums() -> None:
@@ -96,9 +100,9 @@ def test_several_chunks_of_a_step_count_as_their_sums() -> None:
                 SERVED.predict([first, second]),
             )
         )
-    model, quality = fit_prefill(rows, NO_DECODES)
-    assert model.describe() == SERVED.describe()
-    assert quality.p90_relative_error < 1e-6
+    fit = fit_prefill(rows, NO_DECODES)
+    assert fit.model.describe() == SERVED.describe()
+    assert fit.p90_relative_error < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -115,12 +119,6 @@ def test_rows_that_cannot_tell_the_terms_apart_are_refused(rows: list[PrefillRow
     assert refused(lambda: fit_prefill(rows, NO_DECODES)) == "samples"
 
 
-def test_times_that_the_formula_does_not_describe_are_refused() -> None:
-    rng = random.Random(0)
-    rows = rows_of(lambda p, n: SERVED.chunk_seconds(p, n) * rng.choice((0.2, 5.0)))
-    assert refused(lambda: fit_prefill(rows, NO_DECODES)) in ("residual", "uncertainty")
-
-
 def test_times_without_any_slope_are_refused() -> None:
     assert refused(lambda: fit_prefill(rows_of(lambda p, n: 0.1), NO_DECODES)) == "slope"
 
@@ -133,9 +131,11 @@ def test_decode_terms_that_explain_everything_are_refused() -> None:
 def test_a_refit_follows_a_slower_machine_from_one_chunk_size() -> None:
     slower = scaled(SERVED, 1.4)
     rows = rows_of(slower.chunk_seconds, sizes=(512,))
-    model, _ = fit_prefill(rows, NO_DECODES, prior=SERVED)
+    fit = fit_prefill(rows, NO_DECODES, prior=SERVED)
     for chunk in fixed_chunks(8192, 1024):  # not a size it has seen
-        assert model.chunk_seconds(*chunk) == pytest.approx(slower.chunk_seconds(*chunk), rel=0.02)
+        assert fit.model.chunk_seconds(*chunk) == pytest.approx(
+            slower.chunk_seconds(*chunk), rel=0.02
+        )
 
 
 def test_decode_rows_give_d0_and_d1() -> None:
@@ -185,12 +185,31 @@ def test_decodes_that_ride_along_give_their_terms_where_no_step_holds_decodes_on
         context = num * rng.randint(100, 4000)
         seconds = row.seconds + 0.001 * num + 2e-7 * context
         rows.append(row._replace(decode_rows=num, decode_context_tokens=context, seconds=seconds))
-    model, _ = fit_prefill(rows, None)
-    assert model.decode_row_seconds == pytest.approx(0.001, rel=0.01)
-    assert model.decode_context_seconds_per_token == pytest.approx(2e-7, rel=0.01)
-    assert model.without_decodes().describe() == SERVED.describe()
+    fit = fit_prefill(rows, None)
+    assert fit.model.decode_row_seconds == pytest.approx(0.001, rel=0.01)
+    assert fit.model.decode_context_seconds_per_token == pytest.approx(2e-7, rel=0.01)
+    assert fit.model.without_decodes().describe() == SERVED.describe()
 
 
 def test_prefills_without_decodes_say_nothing_about_them() -> None:
-    model, _ = fit_prefill(rows_of(), None)
-    assert model.decode_row_seconds == 0.0
+    fit = fit_prefill(rows_of(), None)
+    assert fit.model.decode_row_seconds == 0.0
+
+
+def test_a_fit_is_certain_where_its_rows_are_and_less_so_elsewhere() -> None:
+    seen = [Chunk(prefix, size) for prefix in (0, 2048, 6144) for size in (512, 1024)]
+    fit = fit_prefill(rows_of(noisy(SERVED, 0.05), sizes=(512, 1024)), NO_DECODES)
+    assert 0.0 < fit.stderr(seen) < 0.03
+    assert fit.stderr([Chunk(0, 32)]) > 2 * fit.stderr(seen)
+    assert fit.quality(seen).stderr == fit.stderr(seen)
+    assert fit.quality(seen).drift_sigma >= fit.sigma
+    more = rows_of(noisy(SERVED, 0.05), sizes=(512, 1024) * 4)
+    assert fit_prefill(more, NO_DECODES).stderr(seen) < 0.8 * fit.stderr(seen)
+
+
+def test_what_no_row_shows_is_uncertain_without_bound() -> None:
+    rows = [row for row in rows_of(sizes=(512, 1024)) if row.prefix_tokens == 0] * 8
+    prefixes = [row._replace(prefix_tokens=1e-6 * n) for n, row in enumerate(rows)]
+    fit = fit_prefill(prefixes, NO_DECODES)
+    assert fit.stderr([Chunk(0, 512)]) < 0.01
+    assert fit.stderr([Chunk(8192, 512)]) > 0.2

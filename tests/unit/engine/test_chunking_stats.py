@@ -20,7 +20,7 @@ QUALITY = FitQuality(
 def test_an_installed_model_shows_its_terms_its_quality_and_the_last_plan() -> None:
     limits = plan_limits(2048)
     planner = MakespanPlanner(limits)
-    calibrator = Calibrator(2, floor_tokens=limits.floor)
+    calibrator = Calibrator(2, limits)
     controller = FittedController(planner, calibrator, limits, max_model_len=8192)
     controller.adopt([MODEL, MODEL], [QUALITY, None])
     request = ChunkRequest(

@@ -1,5 +1,6 @@
 from atom_lite.chunking.planner import ChunkRequest, plan_limits
 from atom_lite.chunking.planners.makespan import MAX_PROMPTS, MakespanPlanner
+from tests.fakes.deferred import Deferred
 from tests.unit.chunking.samples import KIMI, SERVED, scaled
 
 LIMITS = plan_limits(2048)
@@ -109,13 +110,24 @@ def test_a_preempted_prompt_that_comes_back_longer_is_planned_anew() -> None:
     assert made.last_plan.span == (0, 5000)
 
 
-def test_without_a_model_prompts_are_cut_into_eighths_and_thirds() -> None:
+def test_without_a_model_small_and_large_chunks_alternate_within_a_prompt() -> None:
     made = planner(fitted=False)
-    assert serve(made, 4096, id=1) == [512] * 8
-    assert serve(made, 4096, id=2) == [1408, 1408, 1280]
+    assert serve(made, 4096, id=1) == [192, 704] * 4 + [192, 320]
+    assert serve(made, 1024, id=2) == [128, 256, 128, 256, 128, 128]
     assert made.next_chunk(request(0, 4096, id=3)).reason == "sweep"
     assert serve(made, 200, id=4) == [200]
-    assert serve(made, 1024, id=5) == [128] * 8
+
+
+def test_exploration_varies_sizes_under_a_small_budget_too() -> None:
+    made = MakespanPlanner(plan_limits(512))
+    sizes = serve(made, 7400, budget=512)
+    assert sizes[:4] == [320, 512, 320, 512] or sizes[:4] == [128, 512, 128, 512]
+    assert max(sizes) >= 3 * min(sizes)
+
+
+def test_a_chunk_that_found_no_place_is_explored_again_with_the_same_size() -> None:
+    made = planner(fitted=False)
+    assert made.next_chunk(request(0, 4096)) == made.next_chunk(request(0, 4096))
 
 
 def test_exploration_leaves_no_tiny_tail() -> None:
@@ -153,3 +165,62 @@ def test_the_same_prefill_terms_again_keep_the_plans() -> None:
     made.install((SERVED.with_decodes(0.001, 1e-7),) * 4)  # plans do not depend on decode terms
     made.next_chunk(request(512, 8192 - 512))
     assert made.last_plan is searched
+
+
+def deferred_planner() -> tuple[MakespanPlanner, Deferred]:
+    background = Deferred()
+    made = MakespanPlanner(LIMITS, background=background)
+    made.install((SERVED,) * 4)
+    return made, background
+
+
+def test_a_prompt_whose_plan_is_searched_waits_and_then_gets_it() -> None:
+    made, background = deferred_planner()
+    made.prepare(request(0, 8192))
+    assert made.next_chunk(request(0, 8192)).tokens == 0
+    assert background.num_waiting == 1
+    background.work()
+    assert tuple(serve(made, 8192)) == tuple(serve(planner(), 8192))
+
+
+def test_a_prompt_of_one_chunk_waits_for_no_search() -> None:
+    made, background = deferred_planner()
+    assert made.next_chunk(request(0, 200)) == (200, "model")
+    assert background.num_waiting == 0
+
+
+def test_of_many_that_arrive_together_one_is_planned_ahead() -> None:
+    made, background = deferred_planner()
+    for id in range(100):
+        made.prepare(request(0, 8192, id=id))
+    assert background.num_waiting == 1
+
+
+def test_when_the_load_changes_the_old_plan_serves_until_the_new_one_is_there() -> None:
+    made, background = deferred_planner()
+    made.next_chunk(request(0, 8192))
+    background.work()
+    alone = made.next_chunk(request(0, 8192)).tokens
+    made.begin_step(4)
+    assert made.next_chunk(request(0, 8192)).tokens == alone
+    background.work()
+    assert made.next_chunk(request(0, 8192)).tokens > alone
+
+
+def test_a_prefix_hit_is_not_served_by_the_plan_of_the_whole_prompt() -> None:
+    made, background = deferred_planner()
+    made.prepare(request(0, 8192))
+    background.work()
+    assert made.next_chunk(request(4096, 4096)).tokens == 0
+    background.work()
+    assert made.last_plan is not None
+    assert made.last_plan.span == (4096, 8192)
+    assert made.next_chunk(request(4096, 4096)).tokens == made.last_plan.sizes[0]
+
+
+def test_a_plan_for_a_prompt_that_has_gone_is_dropped() -> None:
+    made, background = deferred_planner()
+    made.next_chunk(request(0, 8192))
+    made.forget(1)
+    background.work()
+    assert made.next_chunk(request(0, 8192)).tokens == 0

@@ -1,0 +1,149 @@
+"""The stages of a pipeline in one process, run one after the other: an executor without clocks.
+
+Why it exists: what a server answers must not depend on chunk sizes, and to test that, chunk sizes
+must be the only thing that differs between two runs. Over real processes the make-up of a step
+also depends on when results arrive. Here the real stages (`worker.Runner`, each with its layers,
+its KV pool and its mirror) run the plans of the real scheduler in order, so a run is a function of
+its plans. The hop between processes, which moves bytes and computes nothing, is left to the
+pipeline's own tests. Each stage reports its own model time, so calibration works as it does in a
+server.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from typing import TYPE_CHECKING
+
+from atom_lite.attention.select import select_backend
+from atom_lite.messages import StepResult
+from atom_lite.models.checkpoint import resolve_checkpoint
+from atom_lite.models.decoder import Decoder
+from atom_lite.models.dtype import choose_dtype
+from atom_lite.models.partition import partition_layers
+from atom_lite.models.registry import load_model
+from atom_lite.models.spec import load_spec
+from atom_lite.worker.device import resolve_device, set_threads
+from atom_lite.worker.kv_cache import allocate_pool
+from atom_lite.worker.runner import Runner, runner_info
+from benchmarks.planted_error import PrefixDropper
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from atom_lite.attention.protocol import AttentionMetadata, LayerKV
+    from atom_lite.config import Config
+    from atom_lite.messages import StepPlan
+
+
+class ObservedDecoder(Decoder):
+    """A decoder that keeps what its last forward returned."""
+
+    def __init__(self, inner: Decoder) -> None:
+        self._inner = inner
+        self.hidden: Tensor | None = None
+
+    def forward(
+        self,
+        inputs: Tensor,
+        positions: Tensor,
+        kv: list[LayerKV],
+        metadata: AttentionMetadata | None,
+    ) -> Tensor:
+        """See Decoder; the result is kept until the next call."""
+        self.hidden = self._inner.forward(inputs, positions, kv, metadata)
+        return self.hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See Decoder."""
+        return self._inner.logits(hidden)
+
+    def weight_bytes(self) -> int:
+        """See Decoder."""
+        return self._inner.weight_bytes()
+
+
+class StagedModel:
+    """An `engine.Executor` that runs a plan when its result is asked for.
+
+    Args:
+        runners: the stages, in order.
+        last: the last stage's decoder.
+        dropper: the backend under all of them, for planting an error.
+    """
+
+    def __init__(
+        self, runners: list[Runner], last: ObservedDecoder, dropper: PrefixDropper
+    ) -> None:
+        self.runners = runners
+        self.last = last
+        self.dropper = dropper
+        self._plans: deque[StepPlan] = deque()
+
+    def start(self, plan: StepPlan) -> None:
+        """See Executor."""
+        self._plans.append(plan)
+
+    def take_results(self) -> list[StepResult]:
+        """Run the oldest plan to its end."""
+        return [self._run(self._plans.popleft())] if self._plans else []
+
+    def close(self) -> None:
+        """Nothing runs on its own here."""
+
+    def reset(self) -> None:
+        """Forget all sequences; the next scheduler starts from an empty cache."""
+        self._plans.clear()
+        for runner in self.runners:
+            runner.reset()
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        seconds = []
+        output = self.runners[0].run_stage(plan)
+        seconds.append(output.seconds)
+        for runner in self.runners[1:]:
+            hidden = output.hidden
+            output = runner.run_stage(plan, None if hidden is None else lambda h=hidden: h)
+            seconds.append(output.seconds)
+        return StepResult(
+            step_id=plan.step_id,
+            tokens=output.tokens,
+            stage_seconds=seconds if plan.rows else [],
+        )
+
+
+def load_staged_model(config: Config, num_stages: int) -> StagedModel:
+    """Load every stage of the model that the flags name.
+
+    Raises:
+        ConfigError: as `Runner.load`.
+    """
+    set_threads(config.model.threads)
+    device = resolve_device(config.model.device)
+    checkpoint = resolve_checkpoint(
+        config.model.model, revision=config.model.revision, load_format=config.model.load_format
+    )
+    spec = load_spec(checkpoint)
+    dtype = choose_dtype(config.model.dtype, device, spec)
+    dropper = PrefixDropper(select_backend(config.model.attention_backend, device))
+    stages = partition_layers(spec, num_stages, config.parallel.pipeline_layer_partition)
+    runners: list[Runner] = []
+    for layers in stages:
+        decoder = load_model(
+            checkpoint,
+            spec,
+            dtype=dtype,
+            device=device,
+            load_format=config.model.load_format,
+            backend=dropper,
+            seed=config.model.seed,
+            stage=layers,
+        )
+        observed = ObservedDecoder(decoder)
+        pool = allocate_pool(config, spec, dropper, dtype, device, num_layers=layers.count)
+        if not runners:  # the stages share block ids, so all pools are as large as the first
+            cache = dataclasses.replace(config.cache, num_gpu_blocks_override=pool.num_blocks)
+            config = dataclasses.replace(config, cache=cache)
+        info = runner_info(spec, stages, dtype, device, pool, {}, decoder.weight_bytes())
+        runners.append(Runner(config, info, observed, pool, layers))
+    return StagedModel(runners, observed, dropper)

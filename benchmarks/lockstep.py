@@ -51,12 +51,12 @@ class Lockstep:
         self._executor = executor
         self._desk = desk
         self._after_step = after_step
-        self._num_submitted = 0
+        self.next_id = 0  # of the sequence submitted next; ids go up by one
 
     def run(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """The output token ids of each prompt, in order."""
-        first = self._num_submitted
-        self._num_submitted += len(prompts)
+        first = self.next_id
+        self.next_id += len(prompts)
         outputs: list[list[int]] = [[] for _ in prompts]
         for index, prompt in enumerate(prompts):
             self._submit(first + index, prompt)

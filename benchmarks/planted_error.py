@@ -7,7 +7,7 @@ around a chunk's start goes missing, everything else is right.
 With `dropped_tokens` 0 it is the backend that it wraps.
 
 Legend: T tokens of the step, x tokens of a chunk, W context tokens that it sees, Hq / Hk query / KV
-heads, D head size.
+heads, G query heads of a KV head, D head size.
 """
 
 from __future__ import annotations
@@ -81,10 +81,9 @@ class PrefixDropper:
             [torch.arange(prefix - self.dropped_tokens), torch.arange(prefix, context)]
         )
         keys, values = pages[:, :, seen]  # [Hk, W, D] each
-        groups = q.shape[1] // keys.shape[0]
-        queries = q.transpose(0, 1).unflatten(0, (-1, groups)).float()  # [Hk, G, x, D]
+        queries = q.float().transpose(0, 1).reshape(keys.shape[0], -1, chunk, q.shape[2])
         scores = queries @ keys.float().transpose(1, 2).unsqueeze(1) * scale
         hidden = seen.unsqueeze(0) > torch.arange(prefix, context).unsqueeze(1)
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        mixed = weights @ values.float().unsqueeze(1)
+        mixed: Tensor = weights @ values.float().unsqueeze(1)  # [Hk, G, x, D]
         return mixed.flatten(0, 1).transpose(0, 1).to(q.dtype)

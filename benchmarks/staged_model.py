@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 from atom_lite.attention.select import select_backend
@@ -84,6 +85,10 @@ class StagedModel:
         """See Executor."""
         self._plans.append(plan)
 
+    def last_handed_on(self) -> int:
+        """None: no step is ever between two stages when the scheduler is asked."""
+        return -1
+
     def take_results(self) -> list[StepResult]:
         """Run the oldest plan to its end."""
         return [self._run(self._plans.popleft())] if self._plans else []
@@ -103,13 +108,18 @@ class StagedModel:
         seconds.append(output.seconds)
         for runner in self.runners[1:]:
             hidden = output.hidden
-            output = runner.run_stage(plan, None if hidden is None else lambda h=hidden: h)
+            output = runner.run_stage(plan, None if hidden is None else partial(_handed_on, hidden))
             seconds.append(output.seconds)
         return StepResult(
             step_id=plan.step_id,
             tokens=output.tokens,
             stage_seconds=seconds if plan.rows else [],
         )
+
+
+def _handed_on(hidden: Tensor) -> Tensor:
+    """What a link would receive; the next stage may write to it."""
+    return hidden
 
 
 def load_staged_model(config: Config, num_stages: int) -> StagedModel:
@@ -128,6 +138,7 @@ def load_staged_model(config: Config, num_stages: int) -> StagedModel:
     dropper = PrefixDropper(select_backend(config.model.attention_backend, device))
     stages = partition_layers(spec, num_stages, config.parallel.pipeline_layer_partition)
     runners: list[Runner] = []
+    decoders: list[ObservedDecoder] = []
     for layers in stages:
         decoder = load_model(
             checkpoint,
@@ -139,11 +150,11 @@ def load_staged_model(config: Config, num_stages: int) -> StagedModel:
             seed=config.model.seed,
             stage=layers,
         )
-        observed = ObservedDecoder(decoder)
+        decoders.append(ObservedDecoder(decoder))
         pool = allocate_pool(config, spec, dropper, dtype, device, num_layers=layers.count)
         if not runners:  # the stages share block ids, so all pools are as large as the first
             cache = dataclasses.replace(config.cache, num_gpu_blocks_override=pool.num_blocks)
             config = dataclasses.replace(config, cache=cache)
         info = runner_info(spec, stages, dtype, device, pool, {}, decoder.weight_bytes())
-        runners.append(Runner(config, info, observed, pool, layers))
-    return StagedModel(runners, observed, dropper)
+        runners.append(Runner(config, info, decoders[-1], pool, layers))
+    return StagedModel(runners, decoders[-1], dropper)

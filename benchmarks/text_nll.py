@@ -1,15 +1,14 @@
 """How well the model predicts a long text: negative log likelihood per window, through the engine.
 
-The text is Python's own language reference (`pydoc_data.topics`), which every Python brings along.
-It is cut into windows of some thousand tokens; each is a prompt of its own, chunked as the scheduler
-and the policy say. The logits of a chunk are made in blocks of rows, so memory stays bounded.
+The text is cut into windows of some thousand tokens; each is a prompt of its own, chunked as the
+scheduler and the policy say. The logits of a chunk are made in blocks of rows, so memory stays
+bounded. (The API has no prompt logprobs yet; with them this could be asked over HTTP.)
 
 Legend: T tokens of a step, R rows of a block, E hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
-import pydoc_data.topics
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,12 +18,6 @@ if TYPE_CHECKING:
     from benchmarks.staged_model import ObservedDecoder
 
 BLOCK_ROWS = 128
-
-
-def reference_text() -> str:
-    """Some 110 thousand tokens of English about Python."""
-    topics: dict[str, str] = pydoc_data.topics.topics
-    return "\n\n".join(topics[name] for name in sorted(topics))
 
 
 def windows(token_ids: list[int], *, num_tokens: int, window_tokens: int) -> list[list[int]]:
@@ -42,18 +35,20 @@ def windows(token_ids: list[int], *, num_tokens: int, window_tokens: int) -> lis
 
 
 class NllMeter:
-    """Sums the negative log likelihood of prompts while they are being computed.
+    """Sums the negative log likelihood of watched prompts while they are being computed."""
 
-    Args:
-        decoder: of the last stage.
-        prompts: by sequence id; each prompt's first token is not predicted.
-    """
-
-    def __init__(self, decoder: ObservedDecoder, prompts: dict[int, list[int]]) -> None:
+    def __init__(self, decoder: ObservedDecoder) -> None:
+        """`decoder`: of the last stage."""
         self._decoder = decoder
-        self._prompts = prompts
-        self.nll_by_sequence = dict.fromkeys(prompts, 0.0)
-        self.tokens_by_sequence = dict.fromkeys(prompts, 0)
+        self._prompts: dict[int, list[int]] = {}
+        self.nll_by_sequence: dict[int, float] = {}
+        self.tokens_by_sequence: dict[int, int] = {}
+
+    def watch(self, sequence_id: int, prompt: list[int]) -> None:
+        """Count this sequence, all tokens of its prompt but the first, which nothing predicts."""
+        self._prompts[sequence_id] = prompt
+        self.nll_by_sequence[sequence_id] = 0.0
+        self.tokens_by_sequence[sequence_id] = 0
 
     @torch.inference_mode()
     def after_step(self, plan: StepPlan) -> None:
@@ -74,8 +69,9 @@ class NllMeter:
     def _nll(self, hidden: torch.Tensor, targets: torch.Tensor) -> float:
         """Of rows [R, E] whose next tokens are `targets` [R]."""
         total = 0.0
-        for rows, wanted in zip(hidden.split(BLOCK_ROWS), targets.split(BLOCK_ROWS), strict=True):
-            logits = self._decoder.logits(rows)  # [R, V]
-            losses = torch.nn.functional.cross_entropy(logits, wanted, reduction="none")
+        for begin in range(0, len(targets), BLOCK_ROWS):
+            block = slice(begin, begin + BLOCK_ROWS)
+            logits = self._decoder.logits(hidden[block])  # [R, V]
+            losses = torch.nn.functional.cross_entropy(logits, targets[block], reduction="none")
             total += float(losses.double().sum())
         return total

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atom_lite.chunking.background import Inline
-from atom_lite.chunking.calibrator import StepSample
 from atom_lite.chunking.controller import FittedController
-from atom_lite.chunking.latency_model import Chunk
 from atom_lite.chunking.profile import Fingerprint, Profile, load_profile, mismatch, save_profile
+from atom_lite.chunking.step_contents import step_sample
 from atom_lite.engine.chunking_startup import run_sweep
 from atom_lite.engine.chunking_stats import chunking_stats
 from atom_lite.errors import ConfigError
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from atom_lite.chunking.background import Background
+    from atom_lite.chunking.calibrator import StepSample
     from atom_lite.chunking.controller import ChunkingController
     from atom_lite.chunking.latency_model import LatencyModel
     from atom_lite.chunking.refusal import Notice
@@ -128,17 +128,10 @@ class ChunkingDesk:
 
     def planned(self, plan: StepPlan) -> None:
         """Note what a step holds, if its time is worth keeping."""
-        chunks = [row for row in plan.rows if not row.token_ids]
-        decodes = [row for row in plan.rows if row.token_ids]
-        if not self.controller.wants_sample(num_sequences=len(plan.rows), num_prefills=len(chunks)):
-            return
-        self._pending[plan.step_id] = StepSample(
-            chunks=tuple(Chunk(row.start, row.num_tokens) for row in chunks),
-            stage_seconds=(),
-            decode_rows=len(decodes),
-            decode_context_tokens=sum(row.start + 1 for row in decodes),
-            first_sequence_id=chunks[0].sequence_id if chunks else -1,
-        )
+        sample = step_sample(plan)
+        num_prefills = len(sample.chunks)
+        if self.controller.wants_sample(num_sequences=len(plan.rows), num_prefills=num_prefills):
+            self._pending[plan.step_id] = sample
 
     def finished(self, result: StepResult, now: float) -> None:
         """Take a step's times, log what the policy says, report now and then."""

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 SMOOTH_VARIABLE = "ATOM_DYNAMIC_CHUNKING_SMOOTH_FACTOR"
 DEFAULT_SMOOTH_FACTOR = 0.75
-# Sarathi-Serve's static schedule: from the budget down to an eighth of it in four spans.
-_LINEAR_FALL, _LINEAR_SPANS, _LINEAR_LEAST_TOKENS = 8, 4, 32
 
 
 def make_controller(
@@ -65,8 +63,7 @@ def make_controller(
         case "fixed":
             return StaticController(FixedPlanner(), "the policy is fixed")
         case "linear":
-            low = max(_LINEAR_LEAST_TOKENS, budget // _LINEAR_FALL)
-            planner = LinearPlanner(high_tokens=budget, low_tokens=low, stages=_LINEAR_SPANS)
+            planner = LinearPlanner.from_budget(budget)
             return StaticController(planner, "the policy is a static schedule")
         case "atom":
             return _atom(config, limits)

@@ -10,6 +10,7 @@ from atom_lite.chunking.planner import ChunkDecision, ChunkRequest
 from atom_lite.errors import ConfigError
 
 MULTIPLE_OF_TOKENS = 32
+BUDGET_FALL, BUDGET_SPANS = 8, 4  # Sarathi-Serve's: from the budget to an eighth of it
 
 
 class LinearPlanner:
@@ -29,6 +30,12 @@ class LinearPlanner:
             round((high_tokens - fall * stage) / MULTIPLE_OF_TOKENS) * MULTIPLE_OF_TOKENS
             for stage in range(stages)
         ]
+
+    @classmethod
+    def from_budget(cls, budget_tokens: int) -> LinearPlanner:
+        """The schedule that a step's budget stands for; raises as the class does."""
+        low = max(MULTIPLE_OF_TOKENS, budget_tokens // BUDGET_FALL)
+        return cls(high_tokens=budget_tokens, low_tokens=low, stages=BUDGET_SPANS)
 
     def begin_step(self, num_prefills: int) -> None:
         """Nothing depends on the load."""

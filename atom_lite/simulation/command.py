@@ -119,7 +119,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--learn", action="store_true", help="policies start without a model, as in the server"
     )
     server.add_argument(
-        "--decode-budget", type=int, default=2048, metavar="N", help="tokens of a step with decodes"
+        "--decode-budget",
+        type=int,
+        metavar="N",
+        help="tokens of a step that holds decodes. Default: the policy's budget",
     )
     server.add_argument("--max-num-seqs", type=int, default=64, metavar="N")
     parser.add_argument("--seed", type=int, default=0, help="of noise, lengths and arrivals")
@@ -162,7 +165,8 @@ def _scenario(flags: argparse.Namespace, pipeline: PipelineSpec, text: str) -> S
     _at_least("--concurrency", flags.concurrency, 1)
     _at_least("--prefixes", flags.prefixes, 0)
     _at_least("--prefix-tokens", flags.prefix_tokens, 0)
-    _at_least("--decode-budget", flags.decode_budget, 1)
+    if flags.decode_budget is not None:
+        _at_least("--decode-budget", flags.decode_budget, 1)
     count = flags.concurrency if flags.requests is None else flags.requests
     _at_least("--requests", count, 1)
     requests = draw_requests(

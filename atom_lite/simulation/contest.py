@@ -1,7 +1,7 @@
 """One scenario, many policies: every run on a fresh scheduler, with the same requests and noise.
 
 A scenario says everything but the policy. Limits follow the server's: a policy's budget bounds
-steps without decodes, the scenario's those with. Runs in simulations only.
+all steps, unless the scenario has one for those that hold decodes. Runs in simulations only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Scenario:
         variation: of the gaps between them, see `with_arrivals`.
         learns: policies start without a model, as in the server; else they know the true ones.
         depth: microbatches in flight; None for one per stage.
-        decode_step_tokens: budget of a step that holds decodes.
+        decode_step_tokens: budget of a step that holds decodes; None for the policy's, which is
+            what --max-num-batched-tokens does.
         max_num_seqs: most sequences that run at once.
         block_size: of the KV cache.
         num_blocks: of the KV cache; None for enough.
@@ -49,7 +50,7 @@ class Scenario:
     variation: float = 1.0
     learns: bool = False
     depth: int | None = None
-    decode_step_tokens: int = 2048
+    decode_step_tokens: int | None = None
     max_num_seqs: int = 64
     block_size: int = 16
     num_blocks: int | None = None
@@ -76,9 +77,12 @@ class Scenario:
         if blocks is None:
             running = sorted(lengths, reverse=True)[: self.max_num_seqs]
             blocks = sum(-(-length // self.block_size) + 1 for length in running)
+        decode_budget = spec.budget_tokens
+        if self.decode_step_tokens is not None:
+            decode_budget = min(self.decode_step_tokens, spec.budget_tokens)
         limits = SchedulerLimits(
-            max_num_seqs=min(self.max_num_seqs, spec.budget_tokens),
-            decode_step_tokens=min(self.decode_step_tokens, spec.budget_tokens),
+            max_num_seqs=min(self.max_num_seqs, decode_budget),
+            decode_step_tokens=decode_budget,
             prefill_step_tokens=spec.budget_tokens,
             max_model_len=max(lengths),
             block_size=self.block_size,

@@ -40,6 +40,7 @@ class Scenario:
         max_num_seqs: most sequences that run at once.
         block_size: of the KV cache.
         num_blocks: of the KV cache; None for enough.
+        enable_prefix_caching: off saves hashing every prompt.
         seed: of the arrivals.
     """
 
@@ -54,6 +55,7 @@ class Scenario:
     max_num_seqs: int = 64
     block_size: int = 16
     num_blocks: int | None = None
+    enable_prefix_caching: bool = True
     seed: int = 0
 
     def workload(self) -> Workload:
@@ -88,6 +90,7 @@ class Scenario:
             block_size=self.block_size,
             num_blocks=blocks,
             eos_token_ids=frozenset(),
+            enable_prefix_caching=self.enable_prefix_caching,
             pipeline_depth=self.pipeline.num_stages if self.depth is None else self.depth,
         )
         limits.check()

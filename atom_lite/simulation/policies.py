@@ -135,7 +135,9 @@ def informed_controller(
         case "atom":
             atom = AtomPlanner(_atom_settings(spec, limits))
             atom.model = models[0]
-            return StaticController(atom, reason)
+            controller = StaticController(atom, reason)
+            controller.needs_acknowledgement = True  # as with an installed model
+            return controller
         case "sglang":
             return StaticController(
                 SglangPlanner(_sglang_settings(spec, limits), models[0]), reason

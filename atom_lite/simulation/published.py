@@ -114,6 +114,7 @@ def _scenario(num_requests: int, concurrency: int) -> Scenario:
         pipeline=PipelineSpec(models=(kimi(),) * NUM_STAGES),
         requests=(Request(prompt_tokens=PROMPT_TOKENS),) * num_requests,
         concurrency=concurrency,
+        enable_prefix_caching=False,
     )
 
 

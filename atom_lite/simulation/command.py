@@ -68,7 +68,18 @@ def main(argv: Sequence[str]) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """The flags."""
     parser = _Parser(prog="python -m atom_lite.simulation", description=_DESCRIPTION)
-    machine = parser.add_argument_group("machine")
+    _add_machine(parser.add_argument_group("machine"))
+    _add_load(parser.add_argument_group("load"))
+    _add_server(parser.add_argument_group("server"))
+    parser.add_argument("--seed", type=int, default=0, help="of noise, lengths and arrivals")
+    parser.add_argument("--trace", metavar="FILE", help="write the timelines for Perfetto")
+    parser.add_argument(
+        "--published", action="store_true", help="show ATOM's published ratios beside simulated"
+    )
+    return parser
+
+
+def _add_machine(machine: argparse._ArgumentGroup) -> None:
     machine.add_argument(
         "--coefficients",
         metavar="A,B,C,GAMMA",
@@ -94,7 +105,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--noise", type=float, default=0.0, help="standard deviation of step times, such as 0.15"
     )
     machine.add_argument("--depth", type=int, metavar="N", help="steps in flight. Default: stages")
-    load = parser.add_argument_group("load")
+
+
+def _add_load(load: argparse._ArgumentGroup) -> None:
     load.add_argument(
         "--prompt",
         nargs="+",
@@ -111,7 +124,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     load.add_argument("--prefixes", type=int, default=0, metavar="N", help="number of shared ones")
     load.add_argument("--prefix-tokens", type=int, default=0, metavar="N", help="of a shared one")
-    server = parser.add_argument_group("server")
+
+
+def _add_server(server: argparse._ArgumentGroup) -> None:
     server.add_argument(
         "--policy", nargs="+", default=list(DEFAULT_POLICIES), metavar="P", help=_POLICY_HELP
     )
@@ -125,12 +140,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="tokens of a step that holds decodes. Default: the policy's budget",
     )
     server.add_argument("--max-num-seqs", type=int, default=64, metavar="N")
-    parser.add_argument("--seed", type=int, default=0, help="of noise, lengths and arrivals")
-    parser.add_argument("--trace", metavar="FILE", help="write the timelines for Perfetto")
-    parser.add_argument(
-        "--published", action="store_true", help="show ATOM's published ratios beside simulated"
-    )
-    return parser
 
 
 def _compare(flags: argparse.Namespace) -> None:

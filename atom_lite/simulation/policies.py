@@ -158,20 +158,17 @@ def learning_controller(
             return informed_controller(spec, (), limits)
         case "atom":
             settings = _atom_settings(spec, limits)
-            calibrator = AtomCalibrator(settings, num_stages=num_stages)
-            return AtomController(AtomPlanner(settings), calibrator)
+            return AtomController(
+                AtomPlanner(settings), AtomCalibrator(settings, num_stages=num_stages)
+            )
         case "sglang" | "makespan":
             planner = (
                 MakespanPlanner(sizes)
                 if spec.name == "makespan"
                 else SglangPlanner(_sglang_settings(spec, limits))
             )
-            return FittedController(
-                planner,
-                Calibrator(num_stages, floor_tokens=sizes.floor),
-                sizes,
-                max_model_len=limits.max_model_len,
-            )
+            calibrator = Calibrator(num_stages, sizes)
+            return FittedController(planner, calibrator, sizes, max_model_len=limits.max_model_len)
 
 
 def _smooth(text: str, settings: Sequence[str], default: float) -> float:

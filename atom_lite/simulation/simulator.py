@@ -106,6 +106,7 @@ class Simulation:
                 prompt_tokens=request.prompt_tokens,
             )
             message = request.submission(sequence_id, request.arrival_seconds)
+            self._controller.submitted(sequence_id, request.prompt_tokens)
             events += self.scheduler.submit(message, self.now)
         return events
 

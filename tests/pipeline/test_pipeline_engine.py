@@ -36,7 +36,7 @@ from atom_lite.messages import (
     SubmitSequence,
 )
 from atom_lite.scheduler.scheduler import Scheduler
-from tests.pipeline.tiny_run import outputs, tiny_config
+from tests.pipeline.tiny_run import outputs, requests, tiny_config
 
 if TYPE_CHECKING:
     from atom_lite.chunking.calibrator import StepSample

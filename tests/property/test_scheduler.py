@@ -284,5 +284,6 @@ def test_a_tiny_pool_preempts_but_never_stalls_or_thrashes() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(3600)
 def test_any_load_keeps_every_rule_and_every_token_many_times() -> None:
     run(3000, 100)

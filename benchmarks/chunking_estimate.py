@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchmarks.chunk_arms import distinct_fixed_arms, is_fixed
-from benchmarks.chunking_load import LEVELS
 from benchmarks.chunking_pairs import OTHERS_EVERY_ROUNDS, PICK_AGAIN
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def _replay_tokens(options: Options, splits: Mapping[int, Sequence[int]]) -> flo
 
 def _load_tokens(options: Options) -> float:
     total = 0.0
-    for level, tokens in LEVELS:
+    for level, tokens in options.levels:
         picks = len(distinct_fixed_arms(options.arms, tokens))
         total += (picks + 2 * options.load_rounds) * level * tokens
     return total + 2 * options.load_rounds * max(options.lengths) * _INTERFERENCE_FACTOR

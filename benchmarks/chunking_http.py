@@ -48,14 +48,14 @@ class HttpRun(msgspec.Struct, frozen=True, kw_only=True):
         arm: of the server.
         command: flags that it was started with.
         ttft_seconds: by prompt tokens.
-        server_info: what it says of its chunking afterwards, where it says anything.
+        chunking: what `/server_info` says of its chunk sizes afterwards.
     """
 
     visit: int
     arm: str
     command: list[str]
     ttft_seconds: dict[int, float]
-    server_info: Any = None
+    chunking: Any = None
 
 
 class HttpSettings(NamedTuple):
@@ -128,9 +128,9 @@ def as_json(runs: Iterable[HttpRun]) -> dict[str, Any]:
 
 def _visit(settings: HttpSettings, arm: ServerArm, index: int, launch: Launch) -> HttpRun:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        times, info = runner.run(_measure(settings, f"{arm.name}/{index}", launch.base_url))
+        times, chunking = runner.run(_measure(settings, f"{arm.name}/{index}", launch.base_url))
     return HttpRun(
-        visit=index, arm=arm.name, command=list(arm.flags), ttft_seconds=times, server_info=info
+        visit=index, arm=arm.name, command=list(arm.flags), ttft_seconds=times, chunking=chunking
     )
 
 
@@ -150,4 +150,6 @@ async def _measure(
             raise LoadError(f"{name}: a prompt of {tokens} tokens failed: {record.error}")
         times[tokens] = record.arrivals[0] - record.started  # the last of a length counts
     status, answer = await client.fetch("GET", "/server_info")
-    return times, msgspec.json.decode(answer) if status == 200 else None
+    if status != 200:
+        raise LoadError(f"{name}: GET /server_info answered {status}")
+    return times, msgspec.json.decode(answer)["stats"]["chunking"]

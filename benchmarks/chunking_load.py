@@ -77,6 +77,8 @@ class LoadSettings(NamedTuple):
         rounds: of each pair.
         seconds: time after which no further round is started.
         seed: of the prompts.
+        levels: prompts at once, and tokens of each.
+        control_seconds: of streams alone, before each long prompt.
     """
 
     arms: tuple[str, ...]
@@ -85,6 +87,8 @@ class LoadSettings(NamedTuple):
     rounds: int
     seconds: float
     seed: int
+    levels: tuple[tuple[int, int], ...] = LEVELS
+    control_seconds: float = CONTROL_SECONDS
 
 
 class LoadRuns:
@@ -105,14 +109,14 @@ class LoadRuns:
 
     def run(self) -> None:
         """Everything that is still to do; makespan must have its model."""
-        for level, tokens in LEVELS:
+        for level, tokens in self.settings.levels:
             for arm in distinct_fixed_arms(self.settings.arms, tokens):
                 self._once("pick", 0, (level, tokens), arm)
             self._save()
         for index in range(self.settings.rounds):
             if time.monotonic() > self._deadline:
                 return
-            for level, tokens in LEVELS:
+            for level, tokens in self.settings.levels:
                 for arm in _in_turn(index, LEARNER, self.best_fixed(level)):
                     self._once("throughput", index, (level, tokens), arm)
             for arm in _in_turn(index, LEARNER, self.settings.equal_arm):
@@ -139,8 +143,9 @@ class LoadRuns:
         name = f"{self.settings.seed}/{kind}/{index}/{level}/{arm}"
         vocabulary = engine.ready.vocab_size
         if kind == "interference":
-            run = _interference(engine, name, tokens)
-            seconds, gaps, control = run
+            seconds, gaps, control = _interference(
+                engine, name, tokens, self.settings.control_seconds
+            )
             total = tokens
         else:
             prompts = [random_prompt(f"{name}/{i}", tokens, vocabulary) for i in range(level)]
@@ -163,7 +168,7 @@ class LoadRuns:
 def as_json(load: LoadRuns) -> dict[str, Any]:
     """All runs; throughput ratios (above 1 makespan is faster) and gap ratios (below 1 it is)."""
     results: list[dict[str, Any]] = []
-    for level, tokens in LEVELS:
+    for level, tokens in load.settings.levels:
         if not any(r.kind == "throughput" and r.level == level for r in load.runs):
             continue
         best = load.best_fixed(level)
@@ -236,7 +241,8 @@ class _Stream:
         self._engine = engine
         self.arrivals: list[float] = []
         self.started = threading.Event()
-        sampling = SamplingParams(max_tokens=STREAM_OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
+        most = min(STREAM_OUTPUT_TOKENS, engine.ready.max_model_len - len(prompt))
+        sampling = SamplingParams(max_tokens=most, temperature=0.0, ignore_eos=True)
         self._id = engine.submit(prompt, sampling)
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -256,7 +262,9 @@ class _Stream:
                 self.started.set()
 
 
-def _interference(engine: Engine, name: str, tokens: int) -> tuple[float, float, float]:
+def _interference(
+    engine: Engine, name: str, tokens: int, control_seconds: float
+) -> tuple[float, float, float]:
     """Prefill seconds, and the gaps' percentile during the prefill and before it."""
     vocabulary = engine.ready.vocab_size
     streams = [
@@ -267,7 +275,7 @@ def _interference(engine: Engine, name: str, tokens: int) -> tuple[float, float,
         if not all(stream.started.wait(STREAM_START_SECONDS) for stream in streams):
             raise LoadError(f"a token stream did not start in {STREAM_START_SECONDS:g} s")
         quiet_since = time.perf_counter()
-        time.sleep(CONTROL_SECONDS)
+        time.sleep(control_seconds)
         began = time.perf_counter()
         _prefill_all(engine, [random_prompt(name, tokens, vocabulary)])
         ended = time.perf_counter()

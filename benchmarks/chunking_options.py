@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from atom_lite.engine.limits import CPU_BUDGETS
 from benchmarks.chunk_arms import DEFAULT_ARMS, FIXED_ARMS, is_fixed
+from benchmarks.chunking_load import LEVELS
 from benchmarks.peers import servers
 from benchmarks.stream_client import LoadError
 
@@ -26,7 +27,8 @@ QUICK = {
     "replay_rounds": 2,
     "stages": (2, 4),
     "visits": 1,
-    "load_rounds": 0,
+    "load_rounds": 1,
+    "levels": ((4, 512),),
 }
 
 
@@ -46,6 +48,7 @@ class Options(NamedTuple):
     replay_rounds: int
     replay_clock: str
     load_rounds: int
+    levels: tuple[tuple[int, int], ...]
     visits: int
     planner_budget: int
     budget_seconds: float
@@ -61,6 +64,7 @@ def parse_options(argv: Sequence[str]) -> Options:
     """
     flags = vars(_parser().parse_args(argv))
     quick, minutes = flags.pop("quick"), flags.pop("budget_minutes")
+    flags["levels"] = LEVELS
     for name, value in QUICK.items() if quick else ():
         flags[name] = value
     if not flags["arms"] or "makespan" not in flags["arms"]:

@@ -98,6 +98,10 @@ class Pairs:
         """Everything that is still to do."""
         self.warm()
         self._pick()
+        self.judge()
+
+    def judge(self) -> None:
+        """The rounds of pairs."""
         for index in range(self.settings.rounds):
             if time.monotonic() > self._deadline:
                 return

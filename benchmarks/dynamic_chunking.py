@@ -30,11 +30,12 @@ from atom_lite.models.partition import partition_layers
 from atom_lite.models.spec import load_spec
 from atom_lite.simulation.replay_machine import ReplayMachine, calibrated
 from benchmarks import chunking_http, chunking_load, chunking_pairs, report
+from benchmarks.chunk_arms import FIXED, is_fixed
 from benchmarks.chunking_estimate import estimated_minutes
 from benchmarks.chunking_options import Options, parse_options
 from benchmarks.chunking_report import write_reports
 from benchmarks.peers.process import exit_on_sigterm
-from benchmarks.pipeline_arms import PairedPipeline
+from benchmarks.pipeline_arms import LEARNER, PairedPipeline
 from benchmarks.replay_record import results_json, study_from, study_json
 from benchmarks.replay_study import Study, StudySettings, run_study
 from benchmarks.stream_client import LoadError
@@ -156,7 +157,8 @@ class Session:
         settings = chunking_load.LoadSettings(
             arms=options.arms,
             longest_tokens=max(options.lengths),
-            equal_arm=f"fixed-{self._best_fixed()}",
+            equal_arm=self._equal_fixed(),
+            levels=options.levels,
             rounds=options.load_rounds,
             seconds=options.budget_seconds,
             seed=options.seed,
@@ -220,6 +222,16 @@ class Session:
             if result["best_fixed"] is not None:
                 return int(result["best_fixed"].removeprefix("fixed-"))
         return DEFAULT_BEST_FIXED
+
+    def _equal_fixed(self) -> str:
+        """The fixed arm whose time at the longest prompt is nearest to makespan's."""
+        results = self.document.get("pairs", {}).get("results", [])
+        medians: dict[str, float] = results[-1]["median_seconds"] if results else {}
+        ours = medians.get(LEARNER)
+        if ours is None:
+            return f"{FIXED}{self._best_fixed()}"
+        fixed = {arm: seconds for arm, seconds in medians.items() if is_fixed(arm)}
+        return min(fixed, key=lambda arm: abs(fixed[arm] - ours))
 
 
 def _read(path: Path) -> dict[str, Any]:

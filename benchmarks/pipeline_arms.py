@@ -9,15 +9,17 @@ prompts only, as it would in a server of its own; the other arms get its models.
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from typing import TYPE_CHECKING, NamedTuple, Self
+
+import torch
 
 from atom_lite.chunking.planners.fixed import FixedPlanner
 from atom_lite.chunking.report import ChunkReport
 from atom_lite.engine.chunking_policy import make_controller
 from atom_lite.engine.in_process import Engine
 from atom_lite.messages import SamplingParams, TokensGenerated
+from atom_lite.parallel.affinity import pin_process, usable_cpus
 from benchmarks.chunk_arms import Situation, is_fixed, planner_of
 from benchmarks.stream_client import LoadError
 
@@ -156,7 +158,8 @@ class PairedPipeline:
     """
 
     def __init__(self, config: Config, *, longest_tokens: int, budget_tokens: int) -> None:
-        self._cpus = os.sched_getaffinity(0)
+        self._cpus = usable_cpus()
+        self._num_threads = torch.get_num_threads()
         self._longest_tokens = longest_tokens
         self._budget_tokens = budget_tokens
         self.engine = Engine(
@@ -173,7 +176,8 @@ class PairedPipeline:
         traceback: TracebackType | None,
     ) -> None:
         self.engine.close()
-        os.sched_setaffinity(0, self._cpus)  # what this thread starts next may use all cores again
+        # This process was stage 0 on its share; whatever runs next in it may use all cores again.
+        pin_process(self._cpus, num_threads=self._num_threads)
 
     def time_to_first_token(self, arm: str, prompt: Sequence[int]) -> PromptRun:
         """Run one prompt alone."""

@@ -24,7 +24,7 @@ from atom_lite.messages import StepPlan, StepResult
 from atom_lite.parallel.affinity import pin_process
 from atom_lite.parallel.distributed_hidden import DistributedHiddenLink
 from atom_lite.parallel.distributed_link import DistributedHeadLink
-from atom_lite.parallel.groups import data_backend, open_store, run_store
+from atom_lite.parallel.groups import data_backend, open_store, resolved_address, run_store
 from atom_lite.parallel.joining import join_groups
 from atom_lite.parallel.link import HeadLink, HiddenLink, LinkTiming, PipelineError
 from atom_lite.parallel.topology import Topology, name_stages
@@ -187,7 +187,7 @@ def _join(
     if foreign:
         logger.info(
             "Waiting at %s:%d for %s, at most %g s",
-            placement.rendezvous.address,
+            resolved_address(placement.rendezvous),
             placement.rendezvous.port,
             name_stages(foreign),
             placement.rendezvous.startup_seconds,

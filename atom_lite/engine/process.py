@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 import sys
+import threading
 
 import msgspec
 
@@ -19,6 +21,8 @@ from atom_lite.errors import ConfigError
 from atom_lite.ipc.link import SocketLink
 from atom_lite.messages import EngineFailed
 from atom_lite.observability.logs import configure_logging
+
+_LIFELINE_POLL_MILLISECONDS = 200
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +57,23 @@ def _serve(config: Config, link: SocketLink) -> int:
     # torch is imported here, after the checks above: a bad address or config fails in milliseconds
     from atom_lite.engine.assembly import assemble
 
+    # A start may wait minutes for other nodes; the head reads the lifeline only once it runs.
+    started = threading.Event()
+    lifeline = sys.stdin.fileno()
+    threading.Thread(target=_leave_with_frontend, args=(lifeline, started), daemon=True).start()
     engine = assemble(config, link, pin=True)
+    started.set()
     link.send(engine.ready)
     return 0 if engine.head.run() else 1
+
+
+def _leave_with_frontend(lifeline: int, started: threading.Event) -> None:
+    """End when the frontend does: nothing more is ever written, so readable means closed."""
+    poller = select.poll()
+    poller.register(lifeline, select.POLLIN)
+    while not started.is_set():
+        if poller.poll(_LIFELINE_POLL_MILLISECONDS):
+            os._exit(1)
 
 
 def _read_line(descriptor: int) -> bytes:

@@ -128,8 +128,8 @@ def main() -> NoReturn:
 def run_as_rank(config: Config, placement: Placement) -> NoReturn:
     """Become one stage, in a process that torchrun started.
 
-    A signal ends it as long as it waits for the others; afterwards only the head does, which lets
-    running streams finish first.
+    A signal ends it as long as it starts; afterwards only the head does, which lets running streams
+    finish first.
     """
     rank = placement.rank
     cpus = local_shares(placement)[placement.local_index(rank)]
@@ -156,7 +156,6 @@ def _run(spec: StageSpec) -> int:
             terms.check_flags(spec.config)
         backend = data_backend(device)
         groups = join_groups(topology, store, rendezvous, data_backend=backend)
-        _ignore_signals()
         link = DistributedStageLink(topology, groups, timing=LinkTiming())
         hidden = DistributedHiddenLink(
             topology, groups, device=device, max_sends_in_flight=topology.num_stages + 1
@@ -193,6 +192,7 @@ def _load_and_run(stage: Stage, terms: FollowerTerms, link: StageLink, name: str
         logger.exception("%s could not load", name)
         link.report_failure(f"{type(error).__name__}: {error}")
         return 1
+    _ignore_signals()
     code = stage.run()
     link.close()
     return code

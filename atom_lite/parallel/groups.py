@@ -187,6 +187,12 @@ def _connect(topology: Topology, store: Store, rendezvous: Rendezvous, data_back
     )
 
 
+def resolved_address(rendezvous: Rendezvous) -> str:
+    """The head's address as numbers: on many hosts their own name means 127.0.1.1."""
+    address = socket.getaddrinfo(rendezvous.address, rendezvous.port, type=socket.SOCK_STREAM)
+    return str(address[0][4][0])
+
+
 def _listen(rendezvous: Rendezvous) -> socket.socket:
     with contextlib.ExitStack() as stack:
         try:

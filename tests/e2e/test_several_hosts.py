@@ -30,6 +30,13 @@ def answer(server: Server) -> str:
     return str(reply["choices"][0]["text"])
 
 
+def meeting_flags() -> tuple[str, ...]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    return ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port)
+
+
 @contextlib.contextmanager
 def torchrun(log: Path, *flags: str) -> Iterator[Server]:
     """The server under torchrun with two processes, once it serves."""
@@ -77,11 +84,7 @@ def test_torchrun_starts_head_and_stage_and_all_end_with_the_server(tmp_path: Pa
 def test_a_node_ends_when_the_head_on_the_other_is_lost(
     start_server: Callable[..., Server], tmp_path: Path
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    meeting = ("--master-addr", "127.0.0.1", "--master-port", port)
-    flags = (*SMALL, "--nnodes", "2", "--pipeline-parallel-size", "4", *meeting)
+    flags = (*SMALL, "--pipeline-parallel-size", "4", *meeting_flags())
     log = tmp_path / "node1.txt"
     with log.open("wb") as output:
         node = subprocess.Popen(
@@ -99,3 +102,29 @@ def test_a_node_ends_when_the_head_on_the_other_is_lost(
     finally:
         node.kill()
         node.wait()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_that_ends_while_it_waits_for_a_node_leaves_nothing(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    log = tmp_path / "log.txt"
+    flags = ("--port", "0", "--pipeline-parallel-size", "4", *meeting_flags())
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "atom_lite.serve", *flags],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        wait_until(lambda: "Waiting at 127.0.0.1" in log.read_text(), 60, "it waits")
+        everybody = psutil.Process(server.pid).children(recursive=True)
+        assert len(everybody) == 2  # the engine and stage 1
+        server.send_signal(number)
+        assert server.wait(30) == (0 if number == signal.SIGTERM else -number)
+        _, alive = psutil.wait_procs(everybody, timeout=30)  # one may still import torch
+        assert not alive
+    finally:
+        server.kill()
+        server.wait()

@@ -143,6 +143,7 @@ def test_a_node_that_never_comes_is_named(tiny: Config) -> None:
     assert time.monotonic() - started < EXIT_SECONDS
 
 
+@pytest.mark.full
 def test_a_head_that_never_comes_ends_the_node(tiny: Config, tmp_path: Path) -> None:
     config = over_two_nodes(tiny, 2, startup_timeout_seconds=0.5)
     with node_1(config, tmp_path) as node:

@@ -33,6 +33,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -136,7 +137,12 @@ def run_store(rendezvous: Rendezvous, store: Store) -> Store:
 
 
 def open_groups(
-    topology: Topology, store: Store, rendezvous: Rendezvous, *, data_backend: str
+    topology: Topology,
+    store: Store,
+    rendezvous: Rendezvous,
+    *,
+    data_backend: str,
+    given_up: threading.Event | None = None,
 ) -> Groups:
     """Wait for all ranks, then connect to them; every rank calls this.
 
@@ -145,12 +151,13 @@ def open_groups(
         store: of `open_store`; not needed by gloo afterwards, but by NCCL until its first transfer.
         rendezvous: the same in all ranks.
         data_backend: `gloo` for CPU tensors, `nccl` for CUDA tensors (set the device before).
+        given_up: set by another thread to end the wait.
 
     Raises:
-        PipelineError: a rank does not come up in time.
+        PipelineError: a rank does not come up in time, or the wait was given up.
     """
     store = run_store(rendezvous, store)
-    _wait_for_all(topology, store, rendezvous)
+    _wait_for_all(topology, store, rendezvous, given_up or threading.Event())
     try:
         return _connect(topology, store, rendezvous, data_backend)
     except RuntimeError as error:
@@ -212,7 +219,9 @@ def _listen(rendezvous: Rendezvous) -> socket.socket:
         return listener
 
 
-def _wait_for_all(topology: Topology, store: Store, rendezvous: Rendezvous) -> None:
+def _wait_for_all(
+    topology: Topology, store: Store, rendezvous: Rendezvous, given_up: threading.Event
+) -> None:
     """Hold everybody until all are here: the groups' own timeout is for a run, not for a start."""
     deadline = time.monotonic() + rendezvous.startup_seconds
     missing = list(range(topology.world_size))
@@ -225,7 +234,8 @@ def _wait_for_all(topology: Topology, store: Store, rendezvous: Rendezvous) -> N
                 raise PipelineError(
                     f"{names} did not come up within {rendezvous.startup_seconds:g} s"
                 )
-            time.sleep(_POLL_SECONDS)
+            if given_up.wait(_POLL_SECONDS):
+                raise PipelineError("the wait for the others was given up")
     except RuntimeError as error:  # the store ends with the head's process
         raise PipelineError("the head is gone while the stages start") from error
 

@@ -2,7 +2,7 @@
 
 torch's own wait knows nothing of processes and flags, and a peer that dies while the groups connect
 is noticed only after their timeout, which is meant for a run and lasts half an hour. So it runs on
-a thread that is left behind when the caller gives up; the caller's process is about to end then.
+a thread, which stops waiting when the caller gives up; one that is just connecting is left behind.
 """
 
 from __future__ import annotations
@@ -49,20 +49,28 @@ def join_groups(
         PipelineError: a rank does not come up, or does not connect.
     """
     joined: Future[Groups] = Future()
+    given_up = threading.Event()
 
     def join() -> None:
         try:
-            joined.set_result(open_groups(topology, store, rendezvous, data_backend=data_backend))
+            joined.set_result(
+                open_groups(
+                    topology, store, rendezvous, data_backend=data_backend, given_up=given_up
+                )
+            )
         except BaseException as error:  # noqa: BLE001  raised where the result is awaited
             joined.set_exception(error)
 
     deadline = time.monotonic() + rendezvous.startup_seconds + _CONNECT_SECONDS
     threading.Thread(target=join, name="join", daemon=True).start()
-    while not joined.done():
-        check()
-        if time.monotonic() > deadline:
-            raise PipelineError(
-                f"{topology.name} has not got a connection to the others: one of them is gone"
-            )
-        time.sleep(_POLL_SECONDS)
+    try:
+        while not joined.done():
+            check()
+            if time.monotonic() > deadline:
+                raise PipelineError(
+                    f"{topology.name} has not got a connection to the others: one of them is gone"
+                )
+            time.sleep(_POLL_SECONDS)
+    finally:
+        given_up.set()
     return joined.result()

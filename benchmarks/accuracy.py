@@ -69,6 +69,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a sample of a minute or two")
     parser.add_argument("--seed", type=int, default=0, help="of the items")
     parser.add_argument("--threads", type=int, default=None, help="of the model; default: all")
+    parser.add_argument("--profile", help="file that keeps the latency model; default: fit anew")
     parser.add_argument(
         "--output",
         type=Path,
@@ -92,7 +93,8 @@ def _make_bench(options: argparse.Namespace) -> tuple[Bench, int]:
         window_tokens=QUICK_WINDOW_TOKENS if options.quick else WINDOW_TOKENS,
     )
     items = make_items(QUICK_MIX if options.quick else Mix(), options.seed)
-    return Bench(config, load_staged_model(config, NUM_STAGES), tokenizer, items, cut), len(cut)
+    model = load_staged_model(config, NUM_STAGES)
+    return Bench(config, model, tokenizer, items, cut, options.profile), len(cut)
 
 
 def _run_arms(bench: Bench, num_windows: int) -> list[ArmResult]:

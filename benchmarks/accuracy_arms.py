@@ -122,6 +122,7 @@ class Bench:
         tokenizer: of the model.
         items: to answer.
         windows: of the text, as token ids.
+        profile: file that keeps the latency model; None fits anew.
     """
 
     def __init__(
@@ -131,12 +132,14 @@ class Bench:
         tokenizer: Tokenizer,
         items: Sequence[Item],
         windows: Sequence[list[int]],
+        profile: str | None = None,
     ) -> None:
         self._config = config
         self._model = model
         self._tokenizer = tokenizer
         self._items = items
         self._windows = windows
+        self._profile = profile
         stop = tuple(tokenizer.encode("\n", add_special_tokens=False))
         self._prompts = [
             Prompt(self._encode(item.context + item.question), item.max_tokens, stop)
@@ -174,7 +177,7 @@ class Bench:
         scheduler.check_integrity()
         seconds = time.monotonic() - started
         right = self._marks(outputs)
-        sizes = Counter(one.decision.tokens for one in recorder.given)
+        sizes = Counter(size for one in recorder.given if (size := one.decision.tokens))
         return ArmResult(
             arm=arm,
             outputs=outputs,
@@ -256,7 +259,7 @@ class Bench:
             make_controller(config, limits),
             fingerprint,
             policy=config.chunking.dynamic_chunking_policy,
-            profile_path=None,
+            profile_path=self._profile,
             block_size=limits.block_size,
             vocab_size=info.vocab_size,
         )

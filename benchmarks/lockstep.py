@@ -90,6 +90,8 @@ class Lockstep:
         for event in self._scheduler.submit(message, time.monotonic()):
             assert isinstance(event, SequenceFinished)
             _check(event)
+        if self._desk is not None:
+            self._desk.submitted(message)
 
     def _fill(self, flight: deque[StepPlan]) -> None:
         while (plan := self._scheduler.schedule(time.monotonic())) is not None:

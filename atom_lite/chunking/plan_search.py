@@ -1,9 +1,14 @@
 """Which target latency gets a prompt through the pipeline soonest.
 
 Equal stages: the time is exactly `sum(t) + (S-1)*max(t)`, so a one-dimensional search over the
-target is all (within 0.5 % of the exact dynamic program over all cuts). With other prefills about,
-the pipeline is never drained, so the peak hardly matters: `sum + w*max` with a small w. (S-1)/K is
-not small enough: at four prefills an always-on S-1 costs 10-30 %.
+target is all (within 0.5 % of the exact dynamic program over all cuts).
+
+With other prefills about the pipeline need not drain, but at most S steps are in flight, so short
+chunks end up waiting for the longest beside them (`flow_shop.paced_seconds`): equal latency pays
+there too, with few chunks. Plans by `sum(t) + 0.05*max(t)` knew nothing of it and lost up to 33 %
+to fixed chunks in the simulator. What others cannot fill drains still: of K prefills with n chunks,
+the others bring (K-1)*n steps to fill the S-1 behind a prompt's last chunk. Since some of them are
+half over, `SHARED_FILL` times as many are asked for.
 
 Uneven stages: the target leans along the prompt, and every candidate is judged by the exact
 flow-shop recursion; 2-10 % better than the best equal-latency plan where the last stage is heavy.
@@ -21,14 +26,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from atom_lite.chunking.cuts import Span, Target, chunk_times, cut
-from atom_lite.chunking.flow_shop import makespan_seconds
+from atom_lite.chunking.flow_shop import makespan_seconds, paced_seconds
 from atom_lite.chunking.latency_model import LatencyModel
 from atom_lite.chunking.planner import PlanLimits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SHARED_PEAK_WEIGHT = 0.05
+SHARED_FILL = 2.0
+SHARED_COUNTS = 8  # numbers of chunks that are tried, from the fewest on
 EQUAL_STAGES_RATIO = 1.03  # stages whose times differ by less count as equal
 COARSE_TARGETS = 25
 COARSE_RANGE = 2.2  # either side of the closed form's target
@@ -96,12 +102,14 @@ class Pipeline:
         return makespan_seconds([chunk_times(model, span, sizes) for model in self.models])
 
 
-def plan(pipeline: Pipeline, span: Span, *, is_sole: bool = True) -> Plan:
-    """The best cuts of the span that the search finds."""
-    search = _Search(pipeline, span, is_sole)
+def plan(pipeline: Pipeline, span: Span, *, num_prefills: int = 1) -> Plan:
+    """The best cuts of the span that the search finds, beside `num_prefills - 1` other prompts."""
+    search = _Search(pipeline, span, num_prefills)
     search.over_targets()
+    if num_prefills > 1:
+        search.over_counts()
     is_even = pipeline.is_even(span)
-    if not is_even:
+    if not is_even and num_prefills == 1:  # a lean is for filling and draining
         search.over_leans()
     search.tighten()
     if pipeline.transfer_seconds_per_token > 0.0 or not is_even:
@@ -116,6 +124,18 @@ def plan(pipeline: Pipeline, span: Span, *, is_sole: bool = True) -> Plan:
     )
 
 
+def shared_seconds(chunk_seconds: Sequence[float], num_stages: int, num_prefills: int) -> float:
+    """How long a prompt holds a pipeline that it shares, its part of the drain included."""
+    drained = SHARED_FILL * (num_stages - 1) - (num_prefills - 1) * len(chunk_seconds)
+    pace = paced_seconds(chunk_seconds, num_stages)
+    return pace + max(0.0, drained) * max(chunk_seconds)
+
+
+def most_prefills_that_matter(num_stages: int) -> int:
+    """With so many prefills the pipeline is full whatever their sizes; more change no plan."""
+    return 1 + math.ceil(SHARED_FILL * (num_stages - 1))
+
+
 def _typical_seconds(model: LatencyModel, span: Span) -> float:
     chunk = max(span.tokens // 8, 1)
     return model.chunk_seconds((span.start + span.end) / 2, chunk)
@@ -124,14 +144,13 @@ def _typical_seconds(model: LatencyModel, span: Span) -> float:
 class _Search:
     """One prompt's search; keeps the best candidate seen."""
 
-    def __init__(self, pipeline: Pipeline, span: Span, is_sole: bool) -> None:
+    def __init__(self, pipeline: Pipeline, span: Span, num_prefills: int) -> None:
         self._pipeline = pipeline
         self._span = span
-        self._is_sole = is_sole
+        self._num_prefills = num_prefills
         self._model = pipeline.slowest(span)
         self._is_even = pipeline.is_even(span)
-        weight = len(pipeline.models) - 1 if is_sole else SHARED_PEAK_WEIGHT
-        self._weight = float(weight)
+        self._weight = float(len(pipeline.models) - 1)
         self._evaluations_left = EVEN_EVALUATIONS
         if not self._is_even:
             # A hundredth of the prompt's time may be spent; the work of one stage is less than it.
@@ -181,17 +200,27 @@ class _Search:
             if self.best_target == best:
                 step_lean, step_factor = step_lean / 2.0, math.sqrt(step_factor)
 
+    def over_counts(self) -> None:
+        """Few chunks of one latency, for a shared pipeline: each number has its own optimum."""
+        fewest = -(-self._span.tokens // self._pipeline.limits.most)
+        affordable = self._affordable(fewest + SHARED_COUNTS) / TIGHTENINGS
+        for count in range(fewest, fewest + min(SHARED_COUNTS, int(affordable))):
+            self._tighten(Target(self._level_seconds(count)), count)
+
     def tighten(self) -> None:
         """The lowest target for the best number of chunks and its neighbours: tails fill up."""
         start, best_count = self.best_target, len(self.best_sizes)
         for count in (best_count, best_count + 1, best_count - 1):
-            low, high = start.seconds / TIGHTEN_RANGE, start.seconds * TIGHTEN_RANGE
-            for _ in range(TIGHTENINGS):
-                middle = math.sqrt(low * high)
-                if self._consider(start._replace(seconds=middle), at_most=count):
-                    high = middle
-                else:
-                    low = middle
+            self._tighten(start, count)
+
+    def _tighten(self, start: Target, count: int) -> None:
+        low, high = start.seconds / TIGHTEN_RANGE, start.seconds * TIGHTEN_RANGE
+        for _ in range(TIGHTENINGS):
+            middle = math.sqrt(low * high)
+            if self._consider(start._replace(seconds=middle), at_most=count):
+                high = middle
+            else:
+                low = middle
 
     def over_last_chunks(self) -> None:
         """Try a small last chunk, so that little is left for later stages or to hand over."""
@@ -223,16 +252,29 @@ class _Search:
 
     def _closed_form(self) -> tuple[float, float]:
         """Target and number of chunks that are optimal without a prefix term."""
-        span, model = self._span, self._model
-        middle = (span.start + span.end) / 2.0
-        per_chunk = model.constant_seconds + model.prefix_seconds_per_token * middle
-        work = model.chunk_seconds(span.start, span.tokens) - model.chunk_seconds(span.start, 0)
+        span = self._span
+        per_chunk, work = self._per_chunk_and_work()
         most_chunks = min(max(span.tokens / self._pipeline.limits.floor, 1.0), MAX_CHUNKS)
         chunks = most_chunks
         if per_chunk > 0.0:
             chunks = math.sqrt(self._weight * work / per_chunk)
+        if self._num_prefills > 1:  # more than fill the pipeline are no use
+            chunks = min(chunks, SHARED_FILL * self._weight / (self._num_prefills - 1))
         chunks = min(max(chunks, span.tokens / self._pipeline.limits.most, 1.0), most_chunks)
-        return max(per_chunk + work / chunks, 1e-12), chunks
+        return self._level_seconds(chunks), chunks
+
+    def _level_seconds(self, num_chunks: float) -> float:
+        """About how long each of so many chunks of one latency takes."""
+        per_chunk, work = self._per_chunk_and_work()
+        return max(per_chunk + work / num_chunks, 1e-12)
+
+    def _per_chunk_and_work(self) -> tuple[float, float]:
+        """What each chunk costs anyhow, and what all of them cost together besides."""
+        span, model = self._span, self._model
+        middle = (span.start + span.end) / 2.0
+        per_chunk = model.constant_seconds + model.prefix_seconds_per_token * middle
+        work = model.chunk_seconds(span.start, span.tokens) - model.chunk_seconds(span.start, 0)
+        return per_chunk, work
 
     def _consider(self, target: Target, at_most: int = MAX_CHUNKS) -> bool:
         """Judge one target; whether it could be cut into that few chunks, and be afforded."""
@@ -253,8 +295,9 @@ class _Search:
     def _objective(self, sizes: Sequence[int]) -> float:
         transfer = self._pipeline.transfer_seconds_per_token * sizes[-1]
         times = chunk_times(self._model, self._span, sizes)
+        num_stages = len(self._pipeline.models)
+        if self._num_prefills > 1:
+            return shared_seconds(times, num_stages, self._num_prefills) + transfer
         if self._is_even:
             return sum(times) + self._weight * max(times) + transfer
-        drain = self._pipeline.makespan(self._span, sizes) - sum(times)
-        share = 1.0 if self._is_sole else self._weight / max(len(self._pipeline.models) - 1, 1)
-        return sum(times) + share * drain + transfer
+        return self._pipeline.makespan(self._span, sizes) + transfer

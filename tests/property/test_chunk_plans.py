@@ -81,8 +81,8 @@ def test_plans_are_complete_bounded_aligned_and_without_a_tiny_tail(
 ) -> None:
     limits = plan_limits(most)
     pipeline = Pipeline(models=(model,) * stages, limits=limits)
-    for is_sole in (True, False):
-        sizes = plan(pipeline, Span(start, start + tokens), is_sole=is_sole).sizes
+    for num_prefills in (1, 2, 16):
+        sizes = plan(pipeline, Span(start, start + tokens), num_prefills=num_prefills).sizes
         assert sum(sizes) == tokens
         assert max(sizes) <= most
         assert all(size % limits.align == 0 for size in sizes[:-1])

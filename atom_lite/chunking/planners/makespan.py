@@ -2,9 +2,9 @@
 
 No base chunk to guess: the target latency comes from the fitted models, the prompt, its prefix hit
 and the load. Short prompts are pipelined too, and no prompt ends in a tiny tail. Other prefills do
-not switch it off, they weigh the drain down. Until a model is there, each prompt's chunks alternate
-between a sixth of it and a quarter of that: sizes far apart, each over many prefixes, are what
-tells the terms of the model apart.
+not switch it off, they fill the drain: fewer chunks, still of one latency. Until a model is there,
+each prompt's chunks alternate between a sixth of it and a quarter of that: sizes far apart, each
+over many prefixes, are what tells the terms of the model apart.
 
 Searches run in the background. A search starts when the prompt arrives; until it is done, which
 takes milliseconds, `next_chunk` answers 0 and the step goes without. So chunk sizes never depend on
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from atom_lite.chunking.background import Background, Inline
 from atom_lite.chunking.cuts import Span, Target, next_size, settle_tail
-from atom_lite.chunking.plan_search import Pipeline, Plan, plan
+from atom_lite.chunking.plan_search import Pipeline, Plan, most_prefills_that_matter, plan
 from atom_lite.chunking.planner import ChunkDecision, ChunkRequest, PlanLimits
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ class _Prompt:
 
     span: Span
     pipeline: Pipeline | None
-    targets: dict[bool, Target] = field(default_factory=dict)  # is_sole -> target
-    searching: set[bool] = field(default_factory=set)
+    targets: dict[int, Target] = field(default_factory=dict)  # number of prefills -> target
+    searching: set[int] = field(default_factory=set)
     has_begun: bool = False
     explored_at: int = -1  # prefix of the last chunk that was sized without a model
     num_explored: int = 0
@@ -62,7 +62,7 @@ class MakespanPlanner:
         self._pipeline: Pipeline | None = None
         self._prompts: dict[int, _Prompt] = {}
         self._num_searching = 0
-        self._is_sole = True
+        self._num_prefills = 1
         self.last_plan: Plan | None = None
 
     def install(self, models: Sequence[LatencyModel]) -> None:
@@ -77,8 +77,8 @@ class MakespanPlanner:
         )
 
     def begin_step(self, num_prefills: int) -> None:
-        """Note whether the prompt about to be chunked is the only one."""
-        self._is_sole = num_prefills <= 1
+        """Note how many prompts share the pipeline; the one about to be chunked is one of them."""
+        self._num_prefills = max(num_prefills, 1)
 
     def prepare(self, request: ChunkRequest) -> None:
         """Begin to search the plan of a prompt that has just arrived.
@@ -131,25 +131,27 @@ class MakespanPlanner:
 
     def _target(self, prompt: _Prompt) -> Target | None:
         """The target for the load of now, else for another one, else None: it is searched."""
-        is_sole = self._is_sole
-        if is_sole not in prompt.targets and is_sole not in prompt.searching:
-            self._search(prompt, is_sole)
-        return prompt.targets.get(is_sole) or next(iter(prompt.targets.values()), None)
+        assert prompt.pipeline is not None
+        most = most_prefills_that_matter(len(prompt.pipeline.models))
+        num_prefills = min(self._num_prefills, most)
+        if num_prefills not in prompt.targets and num_prefills not in prompt.searching:
+            self._search(prompt, num_prefills)
+        return prompt.targets.get(num_prefills) or next(iter(prompt.targets.values()), None)
 
-    def _search(self, prompt: _Prompt, is_sole: bool) -> None:
+    def _search(self, prompt: _Prompt, num_prefills: int) -> None:
         assert prompt.pipeline is not None
         if prompt.span.tokens < 2 * self._limits.floor:
-            prompt.targets[is_sole] = Target(math.inf)  # one chunk; nothing to search
+            prompt.targets[num_prefills] = Target(math.inf)  # one chunk; nothing to search
             return
 
         def deliver(found: Plan) -> None:
             self._num_searching -= 1
             self.last_plan = found
-            prompt.targets[is_sole] = found.target
+            prompt.targets[num_prefills] = found.target
 
-        prompt.searching.add(is_sole)
+        prompt.searching.add(num_prefills)
         self._num_searching += 1
-        search = partial(plan, prompt.pipeline, prompt.span, is_sole=is_sole)
+        search = partial(plan, prompt.pipeline, prompt.span, num_prefills=num_prefills)
         self._background.run(search, deliver)
 
     def _explored(self, request: ChunkRequest, prompt: _Prompt) -> int:

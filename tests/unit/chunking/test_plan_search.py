@@ -8,7 +8,7 @@ import pytest
 from atom_lite.chunking.cuts import Span, Target, chunk_times, cut
 from atom_lite.chunking.flow_shop import equal_stages_seconds, makespan_seconds
 from atom_lite.chunking.latency_model import LatencyModel
-from atom_lite.chunking.plan_search import SHARED_PEAK_WEIGHT, Pipeline, Plan, plan
+from atom_lite.chunking.plan_search import Pipeline, Plan, plan, shared_seconds
 from atom_lite.chunking.planner import PlanLimits, plan_limits
 from atom_lite.chunking.planners.atom import AtomSettings, equal_latency_chunk
 from tests.fakes.exact_cuts import exact_objective
@@ -99,16 +99,22 @@ def test_plan_after_a_prefix_hit_is_near_the_exact_optimum(prefix: int) -> None:
     assert planned.objective_seconds <= 1.005 * exact
 
 
-def test_among_other_prefills_the_plan_is_near_the_exact_optimum() -> None:
-    planned = plan(even(KIMI, 4, plan_limits(8192)), Span(0, 32768), is_sole=False)
-    exact = exact_objective(
-        KIMI,
-        prompt_tokens=32768,
-        peak_weight=SHARED_PEAK_WEIGHT,
-        align_tokens=64,
-        most_tokens=8192,
-    )
-    assert planned.objective_seconds <= 1.005 * exact
+@pytest.mark.parametrize("num_prefills", [2, 4, 16])
+@pytest.mark.parametrize(("prompt", "most"), [(32768, 8192), (65536, 32768), (131072, 32768)])
+def test_among_other_prefills_no_level_target_and_no_fixed_size_does_better(
+    prompt: int, most: int, num_prefills: int
+) -> None:
+    limits, span = plan_limits(most), Span(0, prompt)
+    planned = plan(even(KIMI, 4, limits), span, num_prefills=num_prefills)
+
+    def seconds(sizes: list[int]) -> float:
+        return shared_seconds(chunk_times(KIMI, span, sizes), 4, num_prefills)
+
+    level = [cut(KIMI, span, Target(0.05 * 1.01**step), limits) for step in range(400)]
+    same = [[c.new_tokens for c in fixed_chunks(prompt, size)] for size in range(512, most, 512)]
+    assert seconds(list(planned.sizes)) == pytest.approx(planned.objective_seconds)
+    assert planned.objective_seconds <= 1.005 * min(seconds(sizes) for sizes in level if sizes)
+    assert planned.objective_seconds <= 1.005 * min(seconds(sizes) for sizes in same)
 
 
 def test_without_a_prefix_cost_the_plan_meets_the_closed_form() -> None:
@@ -124,7 +130,7 @@ def test_without_a_prefix_cost_the_plan_meets_the_closed_form() -> None:
 
 def test_other_prefills_make_chunks_larger() -> None:
     sole = plan(even(KIMI, 4), Span(0, 32768))
-    shared = plan(even(KIMI, 4), Span(0, 32768), is_sole=False)
+    shared = plan(even(KIMI, 4), Span(0, 32768), num_prefills=16)
     assert len(shared.sizes) < len(sole.sizes)
     assert sum(chunk_times(KIMI, Span(0, 32768), shared.sizes)) < sum(
         chunk_times(KIMI, Span(0, 32768), sole.sizes)

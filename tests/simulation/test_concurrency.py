@@ -1,0 +1,96 @@
+"""Many long prompts at once: what a plan for one of them must know of the others."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import pytest
+
+from atom_lite.chunking.flow_shop import paced_seconds
+from atom_lite.simulation.contest import Scenario, run_policy
+from atom_lite.simulation.workloads import Request, draw_requests, uniform
+from tests.simulation.machines import MAKESPAN, figures, fixed, machine
+from tests.unit.chunking.samples import SERVED
+
+if TYPE_CHECKING:
+    from atom_lite.simulation.policies import PolicySpec
+
+SIZES_TRIED_BY_HAND = (4096, 6144, 8192, 32768)
+
+
+def throughput(scenario: Scenario, policy: PolicySpec) -> float:
+    return figures(scenario, policy).prompt_tokens_per_second
+
+
+def best_fixed(scenario: Scenario, sizes: tuple[int, ...] = SIZES_TRIED_BY_HAND) -> float:
+    return max(throughput(scenario, fixed(size)) for size in sizes)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "stages", "concurrency"),
+    [
+        (65536, 4, 4),
+        (65536, 4, 16),
+        (131072, 4, 4),
+        (65536, 2, 4),
+        pytest.param(131072, 4, 16, marks=pytest.mark.full),
+        pytest.param(65536, 2, 16, marks=pytest.mark.full),
+    ],
+)
+def test_concurrent_long_prompts_lose_no_throughput_to_the_best_fixed_chunk(
+    prompt: int, stages: int, concurrency: int
+) -> None:
+    scenario = Scenario(
+        pipeline=machine(stages),
+        requests=(Request(prompt_tokens=prompt),) * 2 * concurrency,
+        concurrency=concurrency,
+        enable_prefix_caching=False,
+    )
+    assert throughput(scenario, MAKESPAN) >= 0.98 * best_fixed(scenario)
+
+
+@pytest.mark.parametrize("concurrency", [4, pytest.param(16, marks=pytest.mark.full)])
+def test_nor_do_prompts_of_mixed_length(concurrency: int) -> None:
+    scenario = Scenario(
+        pipeline=machine(4),
+        requests=tuple(draw_requests(3 * concurrency, 0, uniform(16384, 131072), lambda _rng: 1)),
+        concurrency=concurrency,
+        enable_prefix_caching=False,
+    )
+    assert throughput(scenario, MAKESPAN) >= 0.98 * best_fixed(scenario)
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("sizes", [(2048,), (4096,), (8192,)], ids=str)
+def test_with_prompts_alike_the_pace_is_that_of_the_longest_step_in_flight(
+    sizes: tuple[int], stages: int
+) -> None:
+    prompt, count = 8192, 40
+    scenario = Scenario(
+        pipeline=machine(stages, SERVED),
+        requests=(Request(prompt_tokens=prompt),) * count,
+        concurrency=count,
+        enable_prefix_caching=False,
+    )
+    chunk = sizes[0]
+    times = [SERVED.chunk_seconds(start, chunk) for start in range(0, prompt, chunk)]
+    run = run_policy(scenario, fixed(chunk))
+    ends = [record.token_seconds[0] for record in run.sequences]
+    measured = (ends[-5] - ends[4]) / (len(ends) - 9)
+    assert measured == pytest.approx(paced_seconds(times, stages), rel=0.02)
+
+
+def test_a_lone_prompt_after_a_crowd_is_planned_as_a_lone_prompt() -> None:
+    crowd = Scenario(
+        pipeline=machine(4),
+        requests=(Request(prompt_tokens=65536),) * 4,
+        concurrency=4,
+        enable_prefix_caching=False,
+    )
+    alone = dataclasses.replace(crowd, requests=crowd.requests[:1])
+    late = Request(prompt_tokens=65536, arrival_seconds=1000.0)
+    both = dataclasses.replace(crowd, requests=(*crowd.requests, late), rate_per_second=1e-3)
+    lone = run_policy(alone, MAKESPAN).chunk_sizes(0)
+    assert run_policy(both, MAKESPAN).chunk_sizes(4) == lone
+    assert run_policy(crowd, MAKESPAN).chunk_sizes(1) != lone

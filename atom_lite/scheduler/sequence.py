@@ -87,3 +87,9 @@ class Sequence:
     def num_prefill_tokens_left(self) -> int:
         """Tokens of the prompt (or of a recomputation) not yet in a step."""
         return self.prefill_end - self.num_scheduled_tokens
+
+    @property
+    def has_more_to_decode(self) -> bool:
+        """Whether it takes another step once its token in flight, if any, has come back."""
+        coming = self.num_output_tokens + self.sample_in_flight
+        return coming < self.max_output_tokens

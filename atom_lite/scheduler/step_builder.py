@@ -47,6 +47,7 @@ class StepBuilder:
 
     The budget is `decode_step_tokens` while any sequence decodes (in this step or, in a pipeline,
     in another in flight: a huge prefill would stall it all the same), else `prefill_step_tokens`.
+    A sequence whose last token is in flight is stalled by nothing.
     """
 
     def __init__(self, machinery: Machinery, step_id: int, now: float, decode_share: int) -> None:
@@ -60,7 +61,7 @@ class StepBuilder:
         self.flight = Flight(step_id, [])
         self.starts: list[SequenceStart] = []
         self.rows: list[StepRow] = []
-        decoding = bool(self._roster.decoding)
+        decoding = any(s.has_more_to_decode for s in self._roster.decoding)
         limits = self._limits
         self.budget_left = limits.decode_step_tokens if decoding else limits.prefill_step_tokens
         self.prefix_cache_queries = 0  # tokens

@@ -94,3 +94,14 @@ def test_a_lone_prompt_after_a_crowd_is_planned_as_a_lone_prompt() -> None:
     lone = run_policy(alone, MAKESPAN).chunk_sizes(0)
     assert run_policy(both, MAKESPAN).chunk_sizes(4) == lone
     assert run_policy(crowd, MAKESPAN).chunk_sizes(1) != lone
+
+
+def test_prompts_that_want_one_token_never_shrink_each_others_steps() -> None:
+    scenario = Scenario(
+        pipeline=machine(4),
+        requests=(Request(prompt_tokens=65536),) * 8,
+        concurrency=4,
+        enable_prefix_caching=False,
+    )
+    with_decode_budget = dataclasses.replace(scenario, decode_step_tokens=2048)
+    assert throughput(with_decode_budget, fixed(16384)) == throughput(scenario, fixed(16384))

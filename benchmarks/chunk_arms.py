@@ -21,13 +21,14 @@ from atom_lite.chunking.planners.atom import AtomPlanner, AtomSettings
 from atom_lite.chunking.planners.fixed import FixedPlanner
 from atom_lite.chunking.planners.makespan import MakespanPlanner
 from atom_lite.chunking.planners.sglang import SglangPlanner, SglangSettings
+from atom_lite.engine.limits import least_chunk_tokens
 from benchmarks.stream_client import LoadError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from atom_lite.chunking.latency_model import LatencyModel
-    from atom_lite.chunking.planner import ChunkPlanner
+    from atom_lite.chunking.planner import ChunkPlanner, PlanLimits
 
 FIXED = "fixed-"
 FIXED_ARMS = tuple(f"{FIXED}{size}" for size in (256, 512, 1024, 2048, 4096))
@@ -94,15 +95,21 @@ def planner_of(arm: str, situation: Situation) -> ChunkPlanner:
             case ["sglang"]:
                 return _sglang(situation, base)
             case ["makespan"]:
-                planner = MakespanPlanner(
-                    plan_limits(min(situation.budget_tokens, situation.longest_tokens))
-                )
+                planner = MakespanPlanner(makespan_limits(situation))
                 planner.install(situation.models)
                 return planner
             case _:
                 raise LoadError(f"no such arm: {arm!r}; there are {', '.join(DEFAULT_ARMS)}")
     except ValueError as error:
         raise LoadError(f"no such arm: {arm!r} ({error})") from error
+
+
+def makespan_limits(situation: Situation) -> PlanLimits:
+    """The sizes that makespan keeps to on a CPU, as the server sets them."""
+    return plan_limits(
+        min(situation.budget_tokens, situation.longest_tokens),
+        floor_tokens=least_chunk_tokens(len(situation.models), on_cpu=True),
+    )
 
 
 def cut_prompt(planner: ChunkPlanner, prompt_tokens: int) -> tuple[int, ...]:
@@ -126,9 +133,8 @@ def cut_prompt(planner: ChunkPlanner, prompt_tokens: int) -> tuple[int, ...]:
 
 def predicted_seconds(situation: Situation, sizes: Sequence[int]) -> float:
     """What the fitted models say that these cuts take."""
-    limits = plan_limits(situation.budget_tokens)
-    span = Span(0, sum(sizes))
-    return Pipeline(models=situation.models, limits=limits).makespan(span, sizes)
+    pipeline = Pipeline(models=situation.models, limits=makespan_limits(situation))
+    return pipeline.makespan(Span(0, sum(sizes)), sizes)
 
 
 def _atom(situation: Situation, base: int, smooth: float, least: int) -> AtomPlanner:

@@ -1,8 +1,8 @@
 """PP2, PP4 and PP8 by replay: which cuts are measured, how often, and who wins.
 
-    round 1   the fixed arms; the server's fit makes models of their times; then the cuts that the
-              other arms make with those models (of ATOM's hindsight grid, the ones that the models
-              rank first)
+    round 1   the fixed arms and the server's startup sweep; the server's fit makes models of the
+              chunks that are within its budget; then the cuts that the other arms make with those
+              models (of ATOM's hindsight grid, the ones that the models rank first)
     round 2.. the arms that came within a few percent of the best, until rounds or time are used up
 
 The best fixed chunk and the best of ATOM's grid are picked on one half of the samples and judged on
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from atom_lite.chunking.fit_robust import PrefillRow, fit_prefill
 from atom_lite.chunking.latency_model import LatencyModel, attention_area
+from atom_lite.chunking.sweep import prefix_sweep_shapes
+from atom_lite.engine.limits import least_chunk_tokens
 from atom_lite.simulation.replay import (
     Measurements,
     Probe,
@@ -144,6 +146,8 @@ def run_study(meter: Meter, study: Study, on_round: Callable[[Study], None]) -> 
         for point in points:  # every prompt once as one chunk at most
             study.cuts[point] = distinct_fixed_arms(study.settings.arms, point[1])
         _measure(meter, study, {p: list(study.cuts[p]) for p in points}, fresh_only=True)
+        fresh = calibration_probes(study.settings) - study.measurements.samples.keys()
+        _record(meter, study, fresh)
         _fit(study)
         _cut_fitted(study, points)
         _measure(meter, study, {p: list(study.cuts[p]) for p in points}, fresh_only=True)
@@ -226,6 +230,10 @@ def _measure(
     probes = {probe for point, names in arms.items() for probe in study.probes(point, names)}
     if fresh_only:
         probes = {probe for probe in probes if probe not in study.measurements.samples}
+    _record(meter, study, probes)
+
+
+def _record(meter: Meter, study: Study, probes: Iterable[Probe]) -> None:
     uses_cpu_time = study.settings.clock == "cpu"
 
     def record(probe: Probe, taken: ChunkSeconds) -> None:
@@ -234,11 +242,27 @@ def _measure(
     meter.measure(probes, record, seed=study.settings.seed + study.rounds_done)
 
 
+def calibration_probes(settings: StudySettings) -> set[Probe]:
+    """What a server times before it has a model: its startup sweep, at every kind of stage.
+
+    Small chunks are what a fixed arm never shows, and what a fit of the constant hangs on.
+    """
+    longest = max(settings.lengths)
+    probes = set()
+    for stages, split in settings.splits.items():
+        floor = least_chunk_tokens(stages, on_cpu=True)
+        for prefix, new in prefix_sweep_shapes(floor, settings.budget_tokens, longest):
+            probes |= {Probe(layers, prefix, new) for layers in split}
+    return probes
+
+
 def _fit(study: Study) -> None:
-    """The server's fit, for each kind of stage, to what the fixed arms took."""
+    """The server's fit, for each kind of stage, to chunks that a server would have seen."""
     rows: dict[int, list[PrefillRow]] = {}
     for probe, samples in study.measurements.samples.items():
         layers, prefix, new = probe
+        if new > study.settings.budget_tokens:
+            continue
         area = attention_area(prefix, new)
         seconds = statistics.median(samples)
         rows.setdefault(layers, []).append(PrefillRow(prefix, new, area, 0, 0, seconds))

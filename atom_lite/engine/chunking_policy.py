@@ -93,7 +93,10 @@ def policy_name(config: Config) -> str:
 
 def _fitted(config: Config, limits: SchedulerLimits, background: Background) -> FittedController:
     """The policies on our own calibration."""
-    sizes = plan_limits(min(limits.prefill_step_tokens, limits.max_model_len))
+    sizes = plan_limits(
+        min(limits.prefill_step_tokens, limits.max_model_len),
+        floor_tokens=limits.least_chunk_tokens,
+    )
     planner: ModelPlanner
     if config.chunking.dynamic_chunking_policy == "sglang":
         planner = SglangPlanner(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from atom_lite.chunking.planner import DEFAULT_FLOOR_TOKENS
 from atom_lite.errors import ConfigError
 
 
@@ -18,6 +19,7 @@ class SchedulerLimits:
 
     A step that holds decodes keeps to `decode_step_tokens`, one without may take
     `prefill_step_tokens`. `pipeline_depth` is how many steps (microbatches) may be in flight.
+    `least_chunk_tokens` is the size under which chunks of a plan gain nothing on this device.
     """
 
     max_num_seqs: int
@@ -31,6 +33,7 @@ class SchedulerLimits:
     enable_prefix_caching: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     pipeline_depth: int = 1
+    least_chunk_tokens: int = DEFAULT_FLOOR_TOKENS
 
     def check(self) -> None:
         """Refuse numbers with which some sequence could never be scheduled.

@@ -25,7 +25,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from atom_lite.attention.cpu_plan import ChunkPlan, DecodeGroup, PreparedStep, RowBlock, StepLayout
+from atom_lite.attention.cpu_plan import (
+    ChunkPlan,
+    DecodeGroup,
+    PreparedStep,
+    RowBlock,
+    StepLayout,
+    StepPlan,
+)
 from atom_lite.attention.protocol import (
     AttentionMetadata,
     LayerKV,
@@ -33,6 +40,7 @@ from atom_lite.attention.protocol import (
     finite,
     page_bytes,
 )
+from atom_lite_kernels.cpu.elementwise import elementwise_for
 
 if TYPE_CHECKING:
     from atom_lite_kernels.cpu.decode_attention import DecodeAttention
@@ -69,11 +77,8 @@ class CpuBackend:
     ) -> Tensor:
         """Store k and v [T, Hk, D], then attend with q [T, Hq, D]."""
         pages = kv.pages
-        head_size = pages.shape[4]
         plan = prepared.plan(StepLayout.of(pages, q.dtype), sliding_window)
-        slots = pages.view(-1, head_size)
-        slots.index_copy_(0, plan.key_slots, finite(k).reshape(-1, head_size))
-        slots.index_copy_(0, plan.value_slots, finite(v).reshape(-1, head_size))
+        self._store(k, v, pages, prepared, plan)
         out = torch.empty(q.shape, dtype=q.dtype)
         if plan.num_decodes and self._decode_kernel is not None and q.dtype == torch.float32:
             self._decode_kernel(
@@ -92,6 +97,18 @@ class CpuBackend:
         for chunk in plan.chunks:
             _attend_chunk(q, pages, chunk, scale, out)
         return out
+
+    def _store(
+        self, k: Tensor, v: Tensor, pages: Tensor, prepared: PreparedStep, plan: StepPlan
+    ) -> None:
+        kernels = elementwise_for(pages)
+        if kernels is not None:
+            kernels.store_kv(pages, k, v, prepared.slot_mapping)
+            return
+        head_size = pages.shape[4]
+        slots = pages.view(-1, head_size)
+        slots.index_copy_(0, plan.key_slots, finite(k).reshape(-1, head_size))
+        slots.index_copy_(0, plan.value_slots, finite(v).reshape(-1, head_size))
 
 
 def _gather(pages: Tensor, page_rows: Tensor, num_batches: int) -> tuple[Tensor, Tensor]:

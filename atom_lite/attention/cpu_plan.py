@@ -99,6 +99,7 @@ class PreparedStep:
 
     def __init__(self, metadata: AttentionMetadata, *, gather_decodes: bool = True) -> None:
         """`gather_decodes`: off for a kernel that needs tables and lengths only."""
+        self.slot_mapping = metadata.slot_mapping
         self._metadata = metadata
         self._gather_decodes = gather_decodes
         self._plans: dict[int | None, StepPlan] = {}

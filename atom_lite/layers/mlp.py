@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from atom_lite.layers.linear import Linear
+    from atom_lite.layers.linear import GatedLinear, Linear
 
 
 class GatedMlp:
-    """Gate and up run as one matrix [2F, E], gate first."""
+    """Gate and up run as one matrix, and the result goes straight to the residual stream."""
 
-    def __init__(self, gate_up: Linear, down: Linear) -> None:
+    def __init__(self, gate_up: GatedLinear, down: Linear) -> None:
         self._gate_up = gate_up
         self._down = down
         self.weight_bytes = gate_up.weight_bytes + down.weight_bytes
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [T, E] to [T, E]."""
-        gate, up = self._gate_up.forward(x).chunk(2, dim=-1)
-        return self._down.forward(torch.nn.functional.silu(gate).mul_(up))
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        """Add this layer's answer to x [T, E] to the residual stream [T, E], in place."""
+        self._down.add_to(residual, self._gate_up.forward(x))

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from atom_lite_kernels.cpu.elementwise import elementwise_for
+
 if TYPE_CHECKING:
     from atom_lite.layers.rope_parameters import RopeParameters
 
@@ -68,6 +70,10 @@ class RotaryEmbedding:
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Turn heads x [T, H, D] in place, with the tables' rows from `RotaryEmbedding.select`."""
+    kernels = elementwise_for(x)
+    if kernels is not None:
+        kernels.rotate(x, cos, sin)
+        return
     halves_swapped = x.view(*x.shape[:2], 2, -1).flip(-2).view(x.shape)
     x.mul_(cos).addcmul_(halves_swapped, sin)
 

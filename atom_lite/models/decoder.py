@@ -72,8 +72,11 @@ class Attention:
         if qk_norm is not None:
             self.weight_bytes += qk_norm.weight_bytes
 
-    def forward(self, x: Tensor, kv: LayerKV, step: Step) -> Tensor:
-        """Map [T, E] to [T, E]; writes the new keys and values into `kv`."""
+    def add_to(self, residual: Tensor, x: Tensor, kv: LayerKV, step: Step) -> None:
+        """Add this layer's answer to x [T, E] to the residual stream [T, E], in place.
+
+        The new keys and values are written into `kv`.
+        """
         heads = self._qkv.forward(x).view(x.shape[0], -1, self._head_size)  # [T, Hq + 2 Hk, D]
         rotated = heads[:, : self._num_heads + self._num_kv_heads]
         if self._qk_norm is not None:
@@ -81,7 +84,8 @@ class Attention:
         rotate_(rotated, step.cos, step.sin)
         if step.prepared is None:
             queries = heads[:, : self._num_heads].reshape(x.shape[0], -1)
-            return self._output.forward(queries)
+            self._output.add_to(residual, queries)
+            return
         attended = self._backend.attend(
             heads[:, : self._num_heads],
             heads[:, self._num_heads : -self._num_kv_heads],
@@ -91,7 +95,7 @@ class Attention:
             scale=self._scale,
             sliding_window=self._window,
         )
-        return self._output.forward(attended.view(x.shape[0], -1))
+        self._output.add_to(residual, attended.view(x.shape[0], -1))
 
 
 class HeadNorm:
@@ -133,8 +137,8 @@ class DecoderLayer:
 
     def forward(self, x: Tensor, kv: LayerKV, step: Step) -> None:
         """Add this layer's part to the residual stream x [T, E], in place."""
-        x.add_(self._attention.forward(self._attention_norm.forward(x), kv, step))
-        x.add_(self._mlp.forward(self._mlp_norm.forward(x)))
+        self._attention.add_to(x, self._attention_norm.forward(x), kv, step)
+        self._mlp.add_to(x, self._mlp_norm.forward(x))
 
 
 class Decoder:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from atom_lite.layers.embedding import Embedding
-from atom_lite.layers.linear import Linear, PlainHead, can_pack
+from atom_lite.layers.linear import GatedLinear, Linear, PlainHead, can_pack
 from atom_lite.layers.mlp import GatedMlp
 from atom_lite.layers.norm import RmsNorm
 from atom_lite.layers.rope import RotaryEmbedding
@@ -106,26 +106,26 @@ def _build_layer(
     def read(name: str) -> Tensor:
         return source.read(prefix + name)
 
-    def linear(names: tuple[str, ...], has_bias: bool) -> Linear:
+    def joined(names: tuple[str, ...], has_bias: bool) -> tuple[Tensor, Tensor | None]:
         weights = [read(f"{name}.weight") for name in names]
         biases = [read(f"{name}.bias") for name in names] if has_bias else []
-        return Linear(_join(weights), _join(biases) if biases else None)
+        return _join(weights), _join(biases) if biases else None
 
     def norm(name: str) -> RmsNorm:
         return RmsNorm(read(f"{name}.weight"), spec.rms_norm_eps)
 
     q, k, v = (f"self_attn.{name}_proj" for name in "qkv")
     attention = Attention(
-        qkv=linear((q, k, v), spec.attention_bias),
-        output=linear(("self_attn.o_proj",), spec.attention_output_bias),
+        qkv=Linear(*joined((q, k, v), spec.attention_bias)),
+        output=Linear(*joined(("self_attn.o_proj",), spec.attention_output_bias)),
         qk_norm=_head_norm(read, spec) if spec.qk_norm else None,
         backend=backend,
         spec=spec,
         window=spec.layer_windows[layer],
     )
     mlp = GatedMlp(
-        gate_up=linear(("mlp.gate_proj", "mlp.up_proj"), spec.mlp_bias),
-        down=linear(("mlp.down_proj",), spec.mlp_bias),
+        gate_up=GatedLinear(*joined(("mlp.gate_proj", "mlp.up_proj"), spec.mlp_bias)),
+        down=Linear(*joined(("mlp.down_proj",), spec.mlp_bias)),
     )
     return DecoderLayer(norm("input_layernorm"), attention, norm("post_attention_layernorm"), mlp)
 

@@ -19,6 +19,23 @@ def test_linear_equals_torch(rows: int, has_bias: bool, pack: bool) -> None:
     torch.testing.assert_close(Linear(weight, bias, pack=pack).forward(x), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_is_added_to_the_residual(dtype: torch.dtype) -> None:
+    weight, x = torch.randn(30, 17).to(dtype), torch.randn(5, 17).to(dtype)
+    residual = torch.randn(5, 30).to(dtype)
+    expected = residual.float() + x.float() @ weight.float().T
+    Linear(weight).add_to(residual, x)
+    torch.testing.assert_close(residual.float(), expected, atol=5e-2, rtol=5e-2)
+
+
+def test_without_our_kernel_float32_is_packed_by_one_dnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atom_lite.layers.linear.load_linear", lambda: None)
+    weight, bias, x = torch.randn(30, 17), torch.randn(30), torch.randn(5, 17)
+    assert can_pack(weight)
+    expected = torch.nn.functional.linear(x, weight, bias)
+    torch.testing.assert_close(Linear(weight, bias).forward(x), expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_types_work_whether_or_not_the_cpu_has_them(dtype: torch.dtype) -> None:
     weight, x = torch.randn(30, 17).to(dtype), torch.randn(5, 17).to(dtype)

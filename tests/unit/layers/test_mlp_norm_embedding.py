@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from atom_lite.layers.embedding import Embedding
-from atom_lite.layers.linear import Linear
+from atom_lite.layers.linear import GatedLinear, Linear
 from atom_lite.layers.mlp import GatedMlp
 from atom_lite.layers.norm import RmsNorm
 from atom_lite_kernels import reference
@@ -18,12 +19,26 @@ def test_rms_norm_equals_the_reference() -> None:
     )
 
 
-def test_gated_mlp_equals_its_reference() -> None:
+@pytest.mark.parametrize("has_kernel", [False, True])
+def test_gated_mlp_adds_its_reference_to_the_residual(
+    has_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_kernel:
+        monkeypatch.setattr("atom_lite.layers.linear.load_linear", lambda: None)
     gate_up, down, x = torch.randn(20, 6), torch.randn(6, 10), torch.randn(4, 6)
-    mlp = GatedMlp(Linear(gate_up), Linear(down))
-    expected = reference.silu_and_multiply(x @ gate_up.T) @ down.T
-    torch.testing.assert_close(mlp.forward(x), expected)
+    residual = torch.randn(4, 6)
+    mlp = GatedMlp(GatedLinear(gate_up), Linear(down))
+    expected = residual + reference.silu_and_multiply(x @ gate_up.T) @ down.T
+    mlp.add_to(residual, x)
+    torch.testing.assert_close(residual, expected)
     assert mlp.weight_bytes == 4 * (20 * 6 + 6 * 10)
+
+
+def test_half_types_of_a_gated_layer_need_no_kernel() -> None:
+    gate_up, x = torch.randn(20, 6).bfloat16(), torch.randn(4, 6).bfloat16()
+    expected = reference.silu_and_multiply(x.float() @ gate_up.float().T)
+    gated = GatedLinear(gate_up).forward(x)
+    torch.testing.assert_close(gated.float(), expected, atol=5e-2, rtol=5e-2)
 
 
 def test_an_embedding_gives_rows_that_may_be_changed() -> None:

@@ -1,0 +1,64 @@
+"""The compiled small operations equal their references, on whole tensors and on slices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from atom_lite_kernels import reference
+from atom_lite_kernels.cpu.elementwise import (
+    ElementwiseKernels,
+    elementwise_for,
+    load_elementwise,
+)
+
+
+@pytest.fixture
+def kernels() -> ElementwiseKernels:
+    loaded = load_elementwise()
+    if loaded is None:
+        pytest.skip("this machine has no C++ compiler")
+    return loaded
+
+
+def test_only_float32_on_a_cpu_is_served(kernels: ElementwiseKernels) -> None:
+    assert elementwise_for(torch.empty(1)) is kernels
+    assert elementwise_for(torch.empty(1, dtype=torch.bfloat16)) is None
+    assert elementwise_for(torch.empty(1, device="meta")) is None
+
+
+@pytest.mark.parametrize(("rows", "size"), [(1, 12), (5, 576), (40, 577)])
+def test_rms_norm_equals_its_reference(kernels: ElementwiseKernels, rows: int, size: int) -> None:
+    x, weight = torch.randn(rows, 2 * size)[:, :size], torch.randn(size)
+    got = kernels.rms_norm(x, weight, 1e-5)
+    torch.testing.assert_close(got, reference.rms_norm(x, weight, 1e-5))
+
+
+@pytest.mark.parametrize(("rows", "head_size"), [(1, 4), (7, 10), (40, 64)])
+def test_rotation_equals_its_reference(
+    kernels: ElementwiseKernels, rows: int, head_size: int
+) -> None:
+    x = torch.randn(rows, 5, head_size)
+    untouched = x[:, 4].clone()
+    positions = torch.randint(0, 50, (rows,))
+    frequencies = 0.9 ** torch.arange(head_size // 2)
+    angle = positions[:, None] * frequencies
+    cos = torch.cat((angle.cos(), angle.cos()), dim=1).unsqueeze(1)
+    sin = torch.cat((-angle.sin(), angle.sin()), dim=1).unsqueeze(1)
+    expected = reference.rotate(x[:, :4], positions, frequencies)
+    kernels.rotate(x[:, :4], cos, sin)
+    torch.testing.assert_close(x[:, :4], expected)
+    assert torch.equal(x[:, 4], untouched)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_stored_keys_and_values_equal_the_reference(kernels: ElementwiseKernels, rows: int) -> None:
+    heads = torch.randn(rows, 9, 24)
+    heads[0, 4, :3] = torch.tensor([torch.inf, -torch.inf, torch.nan])
+    heads[-1, 8, 20:23] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    keys, values = heads[:, 3:6], heads[:, 6:9]
+    slots = torch.randperm(20 * 4)[:rows]
+    pages, expected = torch.ones(20, 2, 3, 4, 24), torch.ones(20, 2, 3, 4, 24)
+    kernels.store_kv(pages, keys, values, slots)
+    reference.store_kv(expected, keys, values, slots)
+    assert torch.equal(pages, expected)

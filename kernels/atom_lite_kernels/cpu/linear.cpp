@@ -11,7 +11,6 @@
 // Plain C++ with a C ABI: pointers and sizes only, no torch headers.
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 
 namespace {
@@ -26,6 +25,7 @@ constexpr int64_t kPanel = 2 * kLanes;
 constexpr int64_t kBlockBytes = 192 << 10;
 
 typedef float Vector __attribute__((vector_size(kLanes * 4), aligned(4)));
+typedef int32_t Integers __attribute__((vector_size(kLanes * 4)));
 
 enum class Store { kPlain, kAdded, kGated };
 
@@ -34,23 +34,42 @@ struct Shape {
   int64_t x_stride, y_stride;
 };
 
-// Writes the sums of one row; `count` columns of the panel exist.
+inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
+inline void save(float* to, Vector value) { *reinterpret_cast<Vector*>(to) = value; }
+
+// x / (1 + exp(-x)). exp is 2^n * 2^f with |f| <= 1/2 and the series of 2^f; relative error 1e-6. It
+// stays inside of what 2^n can be: beyond, the result is x or 0 anyway.
+inline Vector silu(Vector x) {
+  Vector exponent = x * -1.44269504f;
+  exponent = exponent > 120.0f ? Vector{} + 120.0f : exponent;
+  exponent = exponent < -120.0f ? Vector{} - 120.0f : exponent;
+  const Vector half = exponent > 0.0f ? Vector{} + 0.5f : Vector{} - 0.5f;
+  const Integers n = __builtin_convertvector(exponent + half, Integers);
+  const Vector f = exponent - __builtin_convertvector(n, Vector);
+  Vector power = f * 1.5403530e-4f + 1.3333558e-3f;
+  power = power * f + 9.6181291e-3f;
+  power = power * f + 5.5504109e-2f;
+  power = power * f + 2.4022651e-1f;
+  power = power * f + 6.9314718e-1f;
+  power = power * f + 1.0f;
+  const Vector scale = (Vector)((n + 127) << 23);
+  return x / (1.0f + power * scale);
+}
+
+// Writes the sums of one row, bias included: `count` columns of the panel exist.
 template <Store kStore>
-inline void store(const float* sums, const float* bias, float* y, int64_t count) {
-  if (kStore == Store::kGated) {
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) {
-      const float gate = sums[i] + (bias ? bias[i] : 0.0f);
-      const float up = sums[kLanes + i] + (bias ? bias[kLanes + i] : 0.0f);
-      // beyond 80 exp would overflow, and dividing by infinity is no fast math
-      y[i] = gate / (1.0f + std::exp(std::min(-gate, 80.0f))) * up;
-    }
+inline void store(Vector left, Vector right, float* y, int64_t count) {
+  if (kStore == Store::kGated) left = silu(left) * right;
+  if (count == (kStore == Store::kGated ? kLanes : kPanel)) {
+    save(y, kStore == Store::kAdded ? load(y) + left : left);
+    if (kStore == Store::kGated) return;
+    save(y + kLanes, kStore == Store::kAdded ? load(y + kLanes) + right : right);
     return;
   }
-  for (int64_t i = 0; i < count; ++i) {
-    const float sum = sums[i] + (bias ? bias[i] : 0.0f);
-    y[i] = kStore == Store::kAdded ? y[i] + sum : sum;
-  }
+  float sums[kPanel];
+  save(sums, left);
+  save(sums + kLanes, right);
+  for (int64_t i = 0; i < count; ++i) y[i] = kStore == Store::kAdded ? y[i] + sums[i] : sums[i];
 }
 
 template <Store kStore, int64_t kTile>
@@ -58,8 +77,7 @@ void tile(const float* x, const Shape& shape, const float* panel, const float* b
           int64_t count) {
   Vector sums[kTile][2] = {};
   for (int64_t k = 0; k < shape.inner; ++k, panel += kPanel) {
-    const Vector left = *reinterpret_cast<const Vector*>(panel);
-    const Vector right = *reinterpret_cast<const Vector*>(panel + kLanes);
+    const Vector left = load(panel), right = load(panel + kLanes);
 #pragma GCC unroll 12
     for (int64_t r = 0; r < kTile; ++r) {
       const float factor = x[r * shape.x_stride + k];
@@ -69,10 +87,11 @@ void tile(const float* x, const Shape& shape, const float* panel, const float* b
   }
 #pragma GCC unroll 12
   for (int64_t r = 0; r < kTile; ++r) {
-    float row[kPanel];
-    *reinterpret_cast<Vector*>(row) = sums[r][0];
-    *reinterpret_cast<Vector*>(row + kLanes) = sums[r][1];
-    store<kStore>(row, bias, y + r * shape.y_stride, count);
+    if (bias != nullptr) {
+      sums[r][0] += load(bias);
+      sums[r][1] += load(bias + kLanes);
+    }
+    store<kStore>(sums[r][0], sums[r][1], y + r * shape.y_stride, count);
   }
 }
 

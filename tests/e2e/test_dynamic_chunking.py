@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
@@ -11,6 +11,7 @@ from tests.live_servers import Server, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     import psutil
 
@@ -50,6 +51,40 @@ def test_the_flag_alone_serves_over_two_stages_and_shows_its_state(
     )
     assert server.metric("atom_lite:calibration_state") == 1
     assert "Dynamic chunking" in server.log_text()
+
+
+MOST_PROMPTS = 6
+
+
+def test_a_handful_of_long_prompts_installs_a_model_that_then_sizes_the_chunks(
+    start_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    profile = tmp_path / "profile.json"
+    server = start_server("--enable-dynamic-chunking", "--dynamic-chunking-profile", str(profile))
+
+    def chunking() -> dict[str, Any]:
+        reply = httpx.get(server.base_url + "/server_info").json()
+        state: dict[str, Any] = reply["stats"]["chunking"]
+        return state
+
+    def serve(number: int) -> None:
+        tokens = 2000 + 83 * number
+        prompt = [1000 + (index * 7 + number * 1009) % 20000 for index in range(tokens)]
+        body = {"prompt": prompt, "max_tokens": 1, "temperature": 0}
+        url = server.base_url + "/v1/completions"
+        assert httpx.post(url, json=body, timeout=300).is_success
+
+    for number in range(MOST_PROMPTS):
+        serve(number)
+        if "Dynamic chunking latency model installed: a=" in server.log_text():
+            break
+    else:
+        raise AssertionError(f"no model after {MOST_PROMPTS} long prompts: {chunking()['reason']}")
+    serve(MOST_PROMPTS)
+    wait_until(lambda: chunking()["chunks_by_reason"].get("model", 0) >= 2, 10, "model chunks")
+    assert len(chunking()["models"]) == 2
+    assert sum(chunking()["last_plan"]) == 2000 + 83 * MOST_PROMPTS
+    wait_until(profile.exists, 10, "the profile is saved")
 
 
 def test_a_stage_that_dies_ends_the_server_with_an_answer_to_everybody(

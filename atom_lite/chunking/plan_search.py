@@ -39,6 +39,7 @@ EQUAL_STAGES_RATIO = 1.03  # stages whose times differ by less count as equal
 COARSE_TARGETS = 25
 COARSE_RANGE = 2.2  # either side of the closed form's target
 FINE_TARGETS = 8
+DENSER = 2.5  # times as many where chunks are so few that every target costs little
 TIGHTENINGS = 7
 TIGHTEN_RANGE = 1.25
 COARSE_LEANS = (-1.2, -0.6, 0.6, 1.2)
@@ -109,12 +110,14 @@ def plan(pipeline: Pipeline, span: Span, *, num_prefills: int = 1) -> Plan:
     if num_prefills > 1:
         search.over_counts()
     is_even = pipeline.is_even(span)
-    if not is_even and num_prefills == 1:  # a lean is for filling and draining
-        search.over_leans()
+    if not is_even and num_prefills == 1 and len(search.best_sizes) > 1:
+        search.over_leans()  # for filling and draining; one chunk cannot lean
     search.tighten()
     if pipeline.transfer_seconds_per_token > 0.0 or not is_even:
         search.over_last_chunks()
     search.over_fixed_sizes()
+    if is_even and num_prefills == 1 and len(search.best_sizes) > 1:
+        search.over_leans()  # whole tiles do not cut level: a large chunk costs least in front
     return Plan(
         span=span,
         sizes=tuple(search.best_sizes),
@@ -159,6 +162,7 @@ class _Search:
             self._evaluations_left = min(affordable, UNEVEN_EVALUATIONS)
         # An uneven candidate costs a chunk time and a recursion step on every stage.
         self._cost_per_chunk = 1.0 if self._is_even else 1.0 + len(pipeline.models) / 4.0
+        self._judged: set[tuple[int, ...]] = set()
         self.best_objective = math.inf
         # The largest chunks, under the finite target that makes them: searches start from it.
         self.best_sizes = cut(self._model, span, Target(math.inf), pipeline.limits) or []
@@ -169,7 +173,7 @@ class _Search:
     def over_targets(self) -> None:
         """Coarse around the closed form's target, then fine around the best."""
         guess, num_chunks = self._closed_form()
-        share = min(1.0, self._affordable(num_chunks) / (COARSE_TARGETS + FINE_TARGETS))
+        share = min(DENSER, self._affordable(num_chunks) / (COARSE_TARGETS + FINE_TARGETS))
         coarse = max(5, int(COARSE_TARGETS * share))
         for index in range(coarse):
             self._consider(Target(guess * COARSE_RANGE ** (2.0 * index / (coarse - 1) - 1.0)))
@@ -285,6 +289,9 @@ class _Search:
         self._evaluations_left -= self._cost(num_chunks)
         if sizes is None:
             return False
+        if tuple(sizes) in self._judged:  # of a short prompt, most targets make the same few cuts
+            return True
+        self._judged.add(tuple(sizes))
         objective = self._objective(sizes)
         if objective < self.best_objective:
             self.best_objective = objective

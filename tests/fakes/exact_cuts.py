@@ -26,6 +26,7 @@ def exact_objective(
     align_tokens: int,
     most_tokens: int,
     prefix_tokens: int = 0,
+    least_tokens: int = 1,
 ) -> float:
     """The least `sum(t) + peak_weight * max(t)` over all cuts at aligned positions."""
     positions = prefix_tokens + np.arange(0, prompt_tokens + 1, align_tokens, dtype=np.float64)
@@ -39,7 +40,7 @@ def exact_objective(
         + model.linear_seconds_per_token * new
         + model.attention_seconds_per_area * (2.0 * start * new + new * new)
     )
-    times[(new <= 0) | (new > most_tokens)] = np.inf
+    times[(new < least_tokens) | (new > most_tokens)] = np.inf
     peaks = np.unique(times[np.isfinite(times)])
     return _least(times, peaks, peak_weight)
 

@@ -48,6 +48,7 @@ FINE_ROUNDS = 5
 # What a search may cost, in evaluations of a chunk: plans of hundreds get fewer candidates.
 EVALUATION_SECONDS = 2e-6
 EVEN_EVALUATIONS = 3000.0
+EVEN_LEAN_EVALUATIONS = 300.0  # at most, of those that are left
 UNEVEN_EVALUATIONS = 12_000.0
 LEAST_EVALUATIONS = 1500.0
 CANDIDATE_OVERHEAD = 5.0  # of a candidate, whatever its number of chunks
@@ -173,7 +174,9 @@ class _Search:
     def over_targets(self) -> None:
         """Coarse around the closed form's target, then fine around the best."""
         guess, num_chunks = self._closed_form()
-        share = min(DENSER, self._affordable(num_chunks) / (COARSE_TARGETS + FINE_TARGETS))
+        # Uneven stages keep theirs for leans; one chunk or two can hardly be cut in many ways.
+        densest = DENSER if self._is_even and num_chunks > 1.5 else 1.0
+        share = min(densest, self._affordable(num_chunks) / (COARSE_TARGETS + FINE_TARGETS))
         coarse = max(5, int(COARSE_TARGETS * share))
         for index in range(coarse):
             self._consider(Target(guess * COARSE_RANGE ** (2.0 * index / (coarse - 1) - 1.0)))
@@ -185,6 +188,8 @@ class _Search:
 
     def over_leans(self) -> None:
         """A grid of leans around the best level target, then a shrinking pattern search."""
+        if self._is_even:
+            self._evaluations_left = min(self._evaluations_left, EVEN_LEAN_EVALUATIONS)
         center = self.best_target.seconds
         grid = [Target(center * f, lean) for f in LEANING_FACTORS for lean in COARSE_LEANS]
         affordable = max(self._affordable(len(self.best_sizes)), 1.0)

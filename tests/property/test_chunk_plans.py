@@ -1,5 +1,7 @@
 """Whatever model, prompt and budgets: chunks are complete, bounded, aligned and not tiny."""
 
+import random
+
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -22,8 +24,6 @@ models = st.builds(
     c=st.floats(0.0, 50.0),
     gamma=st.one_of(st.just(0.0), st.floats(1e-6, 1e-2)),
 )
-# Whole tiles leave short prompts few cuts, and a plan is a rule, not a list: mostly 0.3 %.
-WITHIN = 1.01
 FIXED_SIZES = (128, 256, 512, 1024, 2048, 4096)
 
 
@@ -92,28 +92,17 @@ def test_plans_are_complete_bounded_aligned_and_without_a_tiny_tail(
         assert min(sizes) >= min(limits.floor, tokens)
 
 
-def machine(attention: float, constant: float, prefix: float) -> LatencyModel:
-    """A stage by its ratios to the linear cost: where attention catches up, what a chunk costs."""
+def gap_to_the_exact_optimum(rng: random.Random) -> float:
+    """Of a drawn prompt, over stages whose terms are drawn by their ratio to the linear cost."""
     b = 0.1
-    return LatencyModel.from_milliseconds(
-        a=0.5 * b / attention, b=b, c=constant * b, gamma=prefix * b
+    model = LatencyModel.from_milliseconds(
+        a=b / (2.0 * rng.uniform(1024, 65_536)),  # prefix at which attention has caught up
+        b=b,
+        c=b * rng.uniform(16, 5000),
+        gamma=b * rng.choice((0.0, rng.uniform(0.002, 0.1))),
     )
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.floats(1024, 65_536),
-    st.one_of(st.just(0.0), st.floats(10, 5000)),
-    st.one_of(st.just(0.0), st.floats(0.002, 0.1)),
-    st.integers(256, 8192),
-    st.sampled_from((512, 1024, 2048, 8192)),
-    st.integers(2, 8),
-)
-def test_a_plan_is_near_the_exact_optimum_over_all_cuts(
-    attention: float, constant: float, prefix: float, tokens: int, most: int, stages: int
-) -> None:
-    model = machine(attention, constant, prefix)
-    limits = plan_limits(most)
+    tokens, stages = rng.randrange(1024, 8192), rng.randint(2, 8)
+    limits = plan_limits(rng.choice((512, 1024, 2048, 8192)))
     planned = plan(Pipeline(models=(model,) * stages, limits=limits), Span(0, tokens))
     exact = exact_objective(
         model,
@@ -121,9 +110,18 @@ def test_a_plan_is_near_the_exact_optimum_over_all_cuts(
         peak_weight=stages - 1,
         align_tokens=limits.align,
         most_tokens=limits.most,
-        least_tokens=min(limits.floor, tokens),
+        least_tokens=limits.floor,
     )
-    assert planned.objective_seconds <= WITHIN * exact
+    return planned.objective_seconds / exact - 1.0
+
+
+def test_plans_of_drawn_machines_and_prompts_are_within_half_a_percent_of_the_optimum() -> None:
+    rng = random.Random(3)
+    gaps = sorted(gap_to_the_exact_optimum(rng) for _ in range(100))
+    assert gaps[0] > -1e-9
+    assert gaps[94] <= 0.005
+    # Few cuts at whole tiles, and a plan is a rule, not a list: what is over is small.
+    assert gaps[99] <= 0.015
 
 
 def best_fixed(pipeline: Pipeline, span: Span) -> float:

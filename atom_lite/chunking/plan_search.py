@@ -39,7 +39,7 @@ EQUAL_STAGES_RATIO = 1.03  # stages whose times differ by less count as equal
 COARSE_TARGETS = 25
 COARSE_RANGE = 2.2  # either side of the closed form's target
 FINE_TARGETS = 8
-DENSER = 2.5  # times as many where chunks are so few that every target costs little
+DENSER = 1.5  # times as many where chunks are so few that every target costs little
 TIGHTENINGS = 7
 TIGHTEN_RANGE = 1.25
 COARSE_LEANS = (-1.2, -0.6, 0.6, 1.2)
@@ -48,7 +48,7 @@ FINE_ROUNDS = 5
 # What a search may cost, in evaluations of a chunk: plans of hundreds get fewer candidates.
 EVALUATION_SECONDS = 2e-6
 EVEN_EVALUATIONS = 3000.0
-EVEN_LEAN_EVALUATIONS = 300.0  # at most, of those that are left
+EVEN_LEAN_EVALUATIONS = 200.0  # at most, of those that are left
 UNEVEN_EVALUATIONS = 12_000.0
 LEAST_EVALUATIONS = 1500.0
 CANDIDATE_OVERHEAD = 5.0  # of a candidate, whatever its number of chunks

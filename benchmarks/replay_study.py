@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from atom_lite.chunking.fit_robust import PrefillRow, fit_prefill
 from atom_lite.chunking.latency_model import LatencyModel, attention_area
+from atom_lite.chunking.refusal import FitRefused
 from atom_lite.chunking.sweep import prefix_sweep_shapes
 from atom_lite.engine.limits import least_chunk_tokens
 from atom_lite.simulation.replay import (
@@ -41,6 +42,7 @@ from benchmarks.chunk_arms import (
     tuned_arms,
 )
 from benchmarks.paired import Ratio, interval
+from benchmarks.stream_client import LoadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -139,9 +141,15 @@ class Study:
 
 
 def run_study(meter: Meter, study: Study, on_round: Callable[[Study], None]) -> None:
-    """Measure rounds; `on_round` may save after each."""
+    """Measure rounds; `on_round` may save after each.
+
+    Raises:
+        LoadError: no model fits what was measured, or the study is of other points.
+    """
     deadline = time.monotonic() + study.settings.seconds
     points = [(s, n) for s in study.settings.splits for n in study.settings.lengths]
+    if study.rounds_done > 0 and set(study.cuts) != set(points):
+        raise LoadError("--resume: the document's replay has other prompt lengths or stages")
     if study.rounds_done == 0:
         for point in points:  # every prompt once as one chunk at most
             study.cuts[point] = distinct_fixed_arms(study.settings.arms, point[1])
@@ -266,7 +274,10 @@ def _fit(study: Study) -> None:
         area = attention_area(prefix, new)
         seconds = statistics.median(samples)
         rows.setdefault(layers, []).append(PrefillRow(prefix, new, area, 0, 0, seconds))
-    fitted = {layers: fit_prefill(kind, None).model for layers, kind in rows.items()}
+    try:
+        fitted = {layers: fit_prefill(kind, None).model for layers, kind in rows.items()}
+    except FitRefused as refused:
+        raise LoadError(f"no latency model fits the measured chunks: {refused.message}") from None
     for stages, split in study.settings.splits.items():
         study.models[stages] = tuple(fitted[layers] for layers in split)
 

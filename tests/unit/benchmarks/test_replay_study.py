@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atom_lite.chunking.latency_model import LatencyModel
-from atom_lite.chunking.refusal import FitRefused
 from atom_lite.simulation.replay import Measurements, Probe
 from atom_lite.simulation.replay_process import ChunkSeconds
 from benchmarks.chunk_arms import DEFAULT_ARMS
@@ -20,6 +19,7 @@ from benchmarks.replay_record import (
     study_json,
 )
 from benchmarks.replay_study import Study, StudySettings, contenders, ratio_to_best, run_study
+from benchmarks.stream_client import LoadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -144,7 +144,7 @@ def test_the_cpu_clock_takes_the_threads_own_time() -> None:
     settings = SETTINGS._replace(
         lengths=(4096,), arms=("fixed-256", "fixed-512", "fixed-1024", "makespan"), clock="cpu"
     )
-    with pytest.raises(FitRefused, match="do not rise"):  # the meter's CPU time never changes
+    with pytest.raises(LoadError, match="do not rise"):  # the meter's CPU time never changes
         studied(FormulaMeter(), settings)
 
 
@@ -156,6 +156,13 @@ def test_a_study_survives_its_document(exact: tuple[FormulaMeter, Study]) -> Non
     assert again.cuts == study.cuts
     assert again.models == study.models
     assert study_json(again) == study_json(study)
+
+
+def test_a_study_of_other_lengths_is_not_gone_on_with(exact: tuple[FormulaMeter, Study]) -> None:
+    document = {"seed": 3, "lengths": [1024], "replay": study_json(exact[1])}
+    again = study_from(study_json(exact[1]), settings_from(document))
+    with pytest.raises(LoadError, match="other prompt lengths"):
+        run_study(exact[0], again, lambda _: None)
 
 
 def test_the_page_shows_every_pipeline_and_length(

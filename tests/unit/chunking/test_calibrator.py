@@ -287,4 +287,4 @@ def test_uncertain_fits_wait_for_as_many_samples_as_are_missing() -> None:
         lines += machine.step((Chunk(position, 128 if position % 1000 else 372),))
     (line,) = (notice.text for notice in lines)
     assert "refused (uncertainty)" in line
-    assert line.endswith("next try after 32 samples")
+    assert line.endswith("next try after 16 samples")

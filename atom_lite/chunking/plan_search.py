@@ -15,8 +15,8 @@ flow-shop recursion; 2-10 % better than the best equal-latency plan where the la
 Fixed sizes are candidates too, so that no plan is predicted worse than a power of two.
 
 Pure; runs in the head process, but not on the thread that feeds a stage. Measured on one core of a
-Zen 3 (`benchmarks/planning_cost.py`): 1 to 5 ms for equal stages, 1 to 18 ms for uneven ones, at most
-0.7 % of the predicted time to first token.
+Zen 3 (`benchmarks/planning_cost.py`): 1 to 5 ms for equal stages, 1 to 18 ms for uneven ones, less
+than 0.7 % of the predicted time to first token.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The CPU backend: gathered pages and row-blocked attention that skips the causal half.
 
-Runs in the engine process on any CPU, without a compiler; with one, float32 decodes go through a
-kernel that reads the pages in place (`atom_lite_kernels.cpu`). Otherwise pages are copied out of
+Runs in the engine process on any CPU, without a compiler; with one, float32 goes through kernels
+that read the pages in place (`atom_lite_kernels.cpu`). Otherwise pages are copied out of
 the cache in the order that a matmul wants (cheap: one layer's share stays in the processor's cache)
 and the rows of a query group are folded together, so that each KV head is read once for all its
 query heads.
@@ -44,25 +44,32 @@ from atom_lite_kernels.cpu.elementwise import elementwise_for
 
 if TYPE_CHECKING:
     from atom_lite_kernels.cpu.decode_attention import DecodeAttention
+    from atom_lite_kernels.cpu.prefill_attention import PrefillAttention
 
 
 class CpuBackend:
-    """Attention for CPUs: stock torch, and a compiled kernel for float32 decodes if there is one.
+    """Attention for CPUs: stock torch, and compiled kernels for float32 where there are any.
 
     Args:
         decode_kernel: attends with decode rows, pages in place; None gathers them for torch.
+        prefill_kernel: the same for prefill chunks.
     """
 
     name = "cpu"
     allocate_kv = staticmethod(allocate_pages)
     kv_bytes_per_block = staticmethod(page_bytes)
 
-    def __init__(self, decode_kernel: DecodeAttention | None = None) -> None:
+    def __init__(
+        self,
+        decode_kernel: DecodeAttention | None = None,
+        prefill_kernel: PrefillAttention | None = None,
+    ) -> None:
         self._decode_kernel = decode_kernel
+        self._prefill_kernel = prefill_kernel
 
     def prepare(self, metadata: AttentionMetadata) -> PreparedStep:
         """Keep the metadata; plans are made at first use, as they depend on the layer's window."""
-        return PreparedStep(metadata, gather_decodes=self._decode_kernel is None)
+        return PreparedStep(metadata)
 
     def attend(
         self,
@@ -77,11 +84,17 @@ class CpuBackend:
     ) -> Tensor:
         """Store k and v [T, Hk, D], then attend with q [T, Hq, D]."""
         pages = kv.pages
-        plan = prepared.plan(StepLayout.of(pages, q.dtype), sliding_window)
+        decode_kernel, prefill_kernel = self._kernels_for(q)
+        plan = prepared.plan(
+            StepLayout.of(pages, q.dtype),
+            sliding_window,
+            gather_decodes=decode_kernel is None,
+            gather_chunks=prefill_kernel is None,
+        )
         self._store(k, v, pages, prepared, plan)
         out = torch.empty(q.shape, dtype=q.dtype)
-        if plan.num_decodes and self._decode_kernel is not None and q.dtype == torch.float32:
-            self._decode_kernel(
+        if plan.num_decodes and decode_kernel is not None:
+            decode_kernel(
                 q[: plan.num_decodes],
                 pages,
                 plan.decode_tables,
@@ -96,7 +109,26 @@ class CpuBackend:
                 _attend_decodes(scaled, pages, group, out)
         for chunk in plan.chunks:
             _attend_chunk(q, pages, chunk, scale, out)
+        if prefill_kernel is not None:
+            for rows in plan.chunk_rows:
+                prefill_kernel.attend(
+                    q[rows.first : rows.last],
+                    pages,
+                    rows.block_table,
+                    rows.prefix_tokens,
+                    out[rows.first : rows.last],
+                    scale=scale,
+                    sliding_window=sliding_window,
+                )
         return out
+
+    def _kernels_for(self, q: Tensor) -> tuple[DecodeAttention | None, PrefillAttention | None]:
+        """The kernels that serve queries [T, Hq, D] of this type and size."""
+        decode = self._decode_kernel if q.dtype == torch.float32 else None
+        prefill = self._prefill_kernel
+        if prefill is not None and not prefill.serves(q.dtype, q.shape[2]):
+            prefill = None
+        return decode, prefill
 
     def _store(
         self, k: Tensor, v: Tensor, pages: Tensor, prepared: PreparedStep, plan: StepPlan

@@ -74,8 +74,18 @@ class RowBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkRows:
+    """One prefill chunk: rows [first, last) of the step, of a sequence with a prefix."""
+
+    first: int
+    last: int
+    prefix_tokens: int
+    block_table: Tensor  # [blocks or more] int64
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkPlan:
-    """One prefill chunk."""
+    """How torch attends with one prefill chunk."""
 
     page_rows: Tensor  # [2 * Hk * blocks]
     blocks: list[RowBlock]
@@ -91,53 +101,82 @@ class StepPlan:
     decode_tables: Tensor  # [decodes, most blocks] int64
     decode_contexts: Tensor  # [decodes] int64
     decodes: list[DecodeGroup]  # empty where a kernel reads the pages in place
-    chunks: list[ChunkPlan]
+    chunk_rows: list[ChunkRows]
+    chunks: list[ChunkPlan]  # empty where a kernel reads the pages in place
 
 
 class PreparedStep:
     """The plans of one step, one per window that the model's layers use."""
 
-    def __init__(self, metadata: AttentionMetadata, *, gather_decodes: bool = True) -> None:
-        """`gather_decodes`: off for a kernel that needs tables and lengths only."""
+    def __init__(self, metadata: AttentionMetadata) -> None:
+        """`metadata` of the step."""
         self.slot_mapping = metadata.slot_mapping
         self._metadata = metadata
-        self._gather_decodes = gather_decodes
         self._plans: dict[int | None, StepPlan] = {}
 
-    def plan(self, layout: StepLayout, window: int | None) -> StepPlan:
-        """Give the plan for layers of this window, made at first use."""
+    def plan(
+        self,
+        layout: StepLayout,
+        window: int | None,
+        *,
+        gather_decodes: bool = True,
+        gather_chunks: bool = True,
+    ) -> StepPlan:
+        """Give the plan for layers of this window, made at first use.
+
+        Args:
+            layout: of the cache, the same for all layers.
+            window: of the layer.
+            gather_decodes: whether torch attends with decodes; a kernel needs tables and lengths.
+            gather_chunks: the same for prefill chunks.
+        """
         plan = self._plans.get(window)
         if plan is None:
-            gather = self._gather_decodes or layout.dtype != torch.float32
-            plan = self._plans[window] = _plan_step(self._metadata, layout, window, gather=gather)
+            plan = self._plans[window] = _plan_step(
+                self._metadata,
+                layout,
+                window,
+                gather_decodes=gather_decodes,
+                gather_chunks=gather_chunks,
+            )
         return plan
 
 
 def _plan_step(
-    metadata: AttentionMetadata, layout: StepLayout, window: int | None, *, gather: bool
+    metadata: AttentionMetadata,
+    layout: StepLayout,
+    window: int | None,
+    *,
+    gather_decodes: bool,
+    gather_chunks: bool,
 ) -> StepPlan:
     lens = metadata.query_lens
     num_decodes = next((row for row, length in enumerate(lens) if length > 1), len(lens))
-    starts = [0, *accumulate(lens)]
     # Here a row of one token may follow: a chunk that got the last token of the budget.
-    chunk_rows = range(num_decodes, len(lens))
-    strip = _mask_strip(metadata, layout, window, chunk_rows) if chunk_rows else None
+    rows = range(num_decodes, len(lens))
+    starts = [0, *accumulate(lens)]
     heads = torch.arange(layout.num_kv_heads) * layout.block_size
     slots = metadata.slot_mapping
     first_head = slots // layout.block_size * (2 * layout.num_kv_heads * layout.block_size)
     key_slots = ((first_head + slots % layout.block_size)[:, None] + heads).flatten()
+    decodes = _plan_decodes(metadata, layout, window, num_decodes) if gather_decodes else []
     return StepPlan(
         key_slots=key_slots,
         value_slots=key_slots + layout.num_kv_heads * layout.block_size,
         num_decodes=num_decodes,
         decode_tables=metadata.block_tables[:num_decodes],
         decode_contexts=torch.tensor(metadata.context_lens[:num_decodes]),
-        decodes=_plan_decodes(metadata, layout, window, num_decodes) if gather else [],
-        chunks=[
-            _plan_chunk(metadata, layout, window, row, starts[row], strip)
-            for row in chunk_rows
-            if strip is not None
+        decodes=decodes,
+        chunk_rows=[
+            ChunkRows(
+                first=starts[row],
+                last=starts[row + 1],
+                prefix_tokens=metadata.context_lens[row] - lens[row],
+                block_table=metadata.block_tables[row],
+            )
+            for row in rows
         ],
+        chunks=_plan_chunks(metadata, layout, window, rows) if gather_chunks else [],
     )
 
 
@@ -220,6 +259,16 @@ def _plan_group(
 
 
 # ---------------------------------------------------------------- prefill chunks
+
+
+def _plan_chunks(
+    metadata: AttentionMetadata, layout: StepLayout, window: int | None, rows: range
+) -> list[ChunkPlan]:
+    if not rows:
+        return []
+    starts = [0, *accumulate(metadata.query_lens)]
+    strip = _mask_strip(metadata, layout, window, rows)
+    return [_plan_chunk(metadata, layout, window, row, starts[row], strip) for row in rows]
 
 
 def _mask_strip(

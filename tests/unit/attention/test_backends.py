@@ -18,6 +18,7 @@ from atom_lite.attention.reference import ReferenceBackend
 from atom_lite.attention.select import select_backend
 from atom_lite.errors import ConfigError
 from atom_lite_kernels.cpu.decode_attention import load_decode_attention
+from atom_lite_kernels.cpu.prefill_attention import load_prefill_attention
 
 CPU = torch.device("cpu")
 
@@ -29,7 +30,7 @@ class Case:
     rows: list[tuple[int, int]]
     num_kv_heads: int = 2
     group: int = 3
-    head_size: int = 8
+    head_size: int = 16
     block_size: int = 4
     window: int | None = None
     dtype: torch.dtype = torch.float32
@@ -47,7 +48,7 @@ CASES = st.builds(
     rows=st.builds(lambda decodes, chunks: decodes + chunks, DECODES, CHUNKS).filter(bool),
     num_kv_heads=st.integers(1, 3),
     group=st.sampled_from([1, 2, 3, 8]),
-    head_size=st.sampled_from([4, 8, 10]),
+    head_size=st.sampled_from([4, 8, 10, 16]),
     block_size=st.sampled_from([1, 3, 16]),
     window=st.none() | st.integers(1, 50),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
@@ -73,7 +74,8 @@ def check(case: Case) -> None:
     q, k, v = qkv.split((num_heads, case.num_kv_heads, case.num_kv_heads), dim=1)
     old = randn(sum(needed) + 2, 2, case.num_kv_heads, case.block_size, case.head_size)
     results = []
-    backends = (ReferenceBackend(), CpuBackend(), CpuBackend(load_decode_attention()))
+    compiled = CpuBackend(load_decode_attention(), load_prefill_attention())
+    backends = (ReferenceBackend(), CpuBackend(), compiled)
     for backend in backends:
         (kv,) = backend.allocate_kv(
             1, len(old), case.block_size, case.num_kv_heads, case.head_size, case.dtype, CPU

@@ -29,6 +29,7 @@ class BackgroundThread:
         self._wake = wake
         self._jobs: queue.SimpleQueue[Callable[[], Callable[[], None]] | None] = queue.SimpleQueue()
         self._outcomes: deque[Callable[[], None]] = deque()
+        self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="planning", daemon=True)
         self._thread.start()
 
@@ -43,20 +44,20 @@ class BackgroundThread:
 
     def deliver(self) -> bool:
         """See Background; what a job raised ends the run, as if it had run on the head's thread."""
-        had_any = bool(self._outcomes)
-        while self._outcomes:
+        had_any = False
+        while self._outcomes:  # may have grown since the last look
+            had_any = True
             self._outcomes.popleft()()
         return had_any
 
     def close(self) -> None:
         """End the thread; jobs that wait are dropped, the one that runs is waited for."""
-        while not self._jobs.empty():
-            self._jobs.get()
+        self._is_closing.set()
         self._jobs.put(None)
         self._thread.join()
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._jobs.get()) is not None and not self._is_closing.is_set():
             try:
                 outcome = job()
             except BaseException as error:  # noqa: BLE001  raised again on the head's thread

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -108,6 +109,29 @@ def test_closing_drops_what_has_not_begun(woken: Woken) -> None:
     thread.run(lambda: ran.append(1), lambda _: None)
     closing = threading.Thread(target=thread.close)
     closing.start()
+    assert thread._is_closing.wait(WAIT_SECONDS)
     go_on.set()
     closing.join(WAIT_SECONDS)
     assert not closing.is_alive()
+    assert ran == []
+
+
+def test_what_comes_while_nothing_was_there_is_news_all_the_same(
+    background: BackgroundThread, woken: Woken
+) -> None:
+    class Late(deque[Any]):
+        """Empty at the first look; a job ends right after it."""
+
+        looks = 0
+
+        def __bool__(self) -> bool:
+            self.looks += 1
+            return self.looks > 1 and len(self) > 0
+
+    delivered: list[int] = []
+    background._outcomes = Late()
+    background.run(lambda: 1, delivered.append)
+    woken.wait()
+    told = background.deliver() or background.deliver()
+    assert delivered == [1]
+    assert told

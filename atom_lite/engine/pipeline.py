@@ -88,10 +88,13 @@ class PipelineExecutor:
         """See Executor."""
         self._watch.start(plan.step_id, time.monotonic())
         self._links.control.send_plan(plan.step_id, msgspec.msgpack.encode(plan))
+        if not plan.rows:  # no stage waits for another's hidden states: a result may be here sooner
+            self._own_seconds[plan.step_id] = 0.0
 
         def step() -> None:
             output = self._runner.run_stage(plan)
-            self._own_seconds[plan.step_id] = output.seconds
+            if plan.rows:
+                self._own_seconds[plan.step_id] = output.seconds
             if output.hidden is not None:
                 self._links.hidden.send(plan.step_id, output.hidden)
             self._handed_on = plan.step_id

@@ -182,6 +182,8 @@ def _take_device(spec: StageSpec, forward: ForwardThread) -> torch.device:
 def _load_and_run(stage: Stage, terms: FollowerTerms, link: StageLink, name: str) -> int:
     try:
         stage.load(terms)
+        _ignore_signals()
+        code = stage.run()
     except ConfigError as error:
         logger.error("%s: %s", name, error)
         link.report_failure(str(error))
@@ -189,11 +191,9 @@ def _load_and_run(stage: Stage, terms: FollowerTerms, link: StageLink, name: str
     except PipelineError:
         raise
     except Exception as error:
-        logger.exception("%s could not load", name)
+        logger.exception("%s failed", name)
         link.report_failure(f"{type(error).__name__}: {error}")
         return 1
-    _ignore_signals()
-    code = stage.run()
     link.close()
     return code
 

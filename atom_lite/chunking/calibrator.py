@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from atom_lite.chunking.background import Background, Inline
 from atom_lite.chunking.drift import DriftDetector
-from atom_lite.chunking.fit_robust import DecodeRow, FitQuality, PrefillRow, fit_decode
+from atom_lite.chunking.fit_robust import (
+    DecodeRow,
+    DecodeTerms,
+    FitQuality,
+    PrefillRow,
+    fit_decode,
+)
 from atom_lite.chunking.fit_stages import StageFit, StageRows, fit_stages
 from atom_lite.chunking.refusal import FitRefused, Notice
 
@@ -73,11 +79,6 @@ class _Stage:
 
     def rows(self) -> StageRows:
         return StageRows(tuple(self.prefill_rows), tuple(self.eager_decodes), self.model)
-
-    def refresh_decodes(self) -> None:
-        decode = fit_decode(list(self.eager_decodes))
-        if self.model is not None and decode is not None:
-            self.model = self.model.with_decodes(*decode)
 
     def install(self, model: LatencyModel, quality: FitQuality | None) -> None:
         self.model = model
@@ -179,8 +180,10 @@ class Calibrator:
     def _refresh_decodes(self) -> None:
         """Bring decode terms up to date; prompts may be rare where decodes are many."""
         self._fresh_decodes = 0
-        for stage in self._stages:
-            stage.refresh_decodes()
+        if self.models is None:
+            return  # the first fit brings its own
+        rows = [tuple(stage.eager_decodes) for stage in self._stages]
+        self._background.run(partial(_fit_decodes, rows), partial(_put_decodes, self._stages))
 
     def attempt_now(self) -> list[Notice]:
         """Fit with what there is; after a startup sweep."""
@@ -334,3 +337,15 @@ class Calibrator:
                 why += f", median error {stage.quality.median_relative_error:.1%}"
             text = f"Dynamic chunking latency model {verb}: {stage.model.describe()}"
             self._notices.append(Notice("info", f"{text} on stage {index} ({why})"))
+
+
+def _fit_decodes(stages: Sequence[Sequence[DecodeRow]]) -> list[DecodeTerms | None]:
+    """The decode terms of every stage."""
+    return [fit_decode(rows) for rows in stages]
+
+
+def _put_decodes(stages: Sequence[_Stage], fits: Sequence[DecodeTerms | None]) -> None:
+    """Into the models of now, which may be newer than the fits."""
+    for stage, terms in zip(stages, fits, strict=True):
+        if stage.model is not None and terms is not None:
+            stage.model = stage.model.with_decodes(*terms)

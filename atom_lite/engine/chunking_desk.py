@@ -70,7 +70,7 @@ class ChunkingDesk:
     ) -> None:
         self.controller = controller
         self._background = background or Inline()
-        self._saved_models: tuple[LatencyModel, ...] = ()
+        self._saved_models: tuple[LatencyModel, ...] = ()  # without their decode terms
         self._vocab_size = vocab_size
         self._policy = policy
         self._block_size = block_size
@@ -96,7 +96,7 @@ class ChunkingDesk:
             difference = mismatch(saved.fingerprint, self._fingerprint)
             if difference is None:
                 log_notices(self.controller.adopt(saved.models, saved.qualities))
-                self._saved_models = saved.models
+                self._saved_models = tuple(model.without_decodes() for model in saved.models)
                 return 0
             logger.warning("%s is of another run and not used: %s", self._path, difference)
         sweep = self.controller.startup()
@@ -162,9 +162,13 @@ class ChunkingDesk:
     def _save_new_models(self) -> None:
         """Keep a newly installed model; a disk that refuses costs a warning, not the server."""
         status = self.controller.status()
-        if self._path is None or not status.qualities or status.models == self._saved_models:
+        if self._path is None or not status.qualities:
             return
-        self._saved_models = status.models
+        # Decode terms are refreshed every few seconds; they are written with the next fit.
+        prefill = tuple(model.without_decodes() for model in status.models)
+        if prefill == self._saved_models:
+            return
+        self._saved_models = prefill
         profile = Profile(
             fingerprint=self._fingerprint, models=status.models, qualities=status.qualities
         )

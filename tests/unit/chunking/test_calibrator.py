@@ -4,7 +4,12 @@ from collections.abc import Iterable
 import pytest
 
 from atom_lite.chunking.background import Background
-from atom_lite.chunking.calibrator import MAX_BACK_OFF_SAMPLES, Calibrator, StepSample
+from atom_lite.chunking.calibrator import (
+    MAX_BACK_OFF_SAMPLES,
+    REFRESH_DECODES,
+    Calibrator,
+    StepSample,
+)
 from atom_lite.chunking.latency_model import Chunk, LatencyModel
 from atom_lite.chunking.planner import plan_limits
 from atom_lite.chunking.refusal import Notice
@@ -196,6 +201,24 @@ def test_decode_terms_are_brought_up_to_date_between_prompts() -> None:
     assert after is not None
     assert after[0].decode_row_seconds == pytest.approx(0.001, rel=0.15)
     assert after[0].without_decodes() == before[0]
+
+
+def test_decode_terms_are_refreshed_in_the_background() -> None:
+    background = Deferred()
+    machine = Machine(WITH_DECODES, noise=0.01, background=background)
+    machine.decode(100)
+    assert background.num_waiting == 0  # the first fit brings its own
+    machine.prompts((1024, 2816, 512))
+    background.work()
+    before = machine.calibrator.models
+    assert before is not None
+    machine.decode(REFRESH_DECODES)
+    assert background.num_waiting == 1
+    assert machine.calibrator.models == before
+    background.work()
+    after = machine.calibrator.models
+    assert after is not None and after != before
+    assert after[0].without_decodes() == before[0].without_decodes()
 
 
 def test_graph_replays_say_nothing_about_eager_decodes() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from atom_lite.chunking.calibrator import REFRESH_DECODES
 from atom_lite.chunking.planner import ChunkRequest
 from atom_lite.chunking.profile import Fingerprint
 from atom_lite.config import ChunkingConfig, Config
@@ -191,6 +192,31 @@ def test_nothing_is_fitted_planned_or_written_before_the_background_is_asked(
     desk.deliver()
     stats = desk.stats(10.0)
     assert sum(stats.last_plan) == 4000
+
+
+def test_refreshed_decode_terms_alone_do_not_write_the_profile_again(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    desk = make_desk(path)
+    serve(desk, SERVED, SERVED)
+    path.unlink()
+    for step_id in range(1000, 1000 + 2 * REFRESH_DECODES):
+        rows = [
+            StepRow(
+                sequence_id=index,
+                epoch=0,
+                start=100 * (1 + step_id % 7) * (1 + index),
+                num_tokens=1,
+                sample=True,
+                new_block_ids=[],
+                token_ids=[5],
+            )
+            for index in range(1 + step_id % 5)
+        ]
+        desk.planned(StepPlan(step_id=step_id, starts=[], rows=rows, drops=[]))
+        seconds = 0.01 + 0.001 * len(rows)
+        desk.finished(StepResult(step_id=step_id, tokens=[], stage_seconds=[seconds] * 2), 0.0)
+    assert desk.controller.status().models[0].decode_row_seconds > 0.0
+    assert not path.exists()
 
 
 def test_the_report_comes_every_ten_seconds_while_prompts_are_chunked(

@@ -29,8 +29,8 @@ class Fingerprint:
     Attributes:
         model: name and weights' format.
         dtype: of weights and activations.
-        device: its name, `torch.cuda.get_device_name()` or the CPU's model.
-        num_threads: of a stage on a CPU, 0 on an accelerator.
+        device: its name, see `worker.device.device_name`.
+        num_threads: of a stage on a CPU, or else its CPUs; 0 on an accelerator.
         layers_per_stage: the pipeline's split.
         tensor_parallel_size: ranks that share each layer.
     """

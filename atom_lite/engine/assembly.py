@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import torch
 
 from atom_lite.chunking.profile import Fingerprint
 from atom_lite.engine.background_thread import BackgroundThread
@@ -12,7 +13,9 @@ from atom_lite.engine.chunking_policy import make_controller, policy_name
 from atom_lite.engine.head import Head
 from atom_lite.engine.limits import engine_ready, scheduler_limits
 from atom_lite.engine.start import start_executor
+from atom_lite.parallel.affinity import usable_cpus
 from atom_lite.scheduler.scheduler import Scheduler
+from atom_lite.worker.device import device_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +92,7 @@ def _fingerprint(config: Config, info: RunnerInfo) -> Fingerprint:
     return Fingerprint(
         model=f"{config.model.model} {info.architecture}",
         dtype=info.dtype,
-        device=f"{info.device} {platform.processor() or platform.machine()}",
-        num_threads=config.model.threads or 0,
+        device=device_name(torch.device(info.device)),
+        num_threads=0 if info.device != "cpu" else config.model.threads or len(usable_cpus()),
         layers_per_stage=info.layers_per_stage,
     )

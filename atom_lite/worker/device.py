@@ -5,6 +5,8 @@ Runs once per stage at start, before anything is allocated.
 
 from __future__ import annotations
 
+import platform
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +15,8 @@ from atom_lite.errors import ConfigError
 
 if TYPE_CHECKING:
     from atom_lite.config import Config
+
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 def resolve_device(name: str) -> torch.device:
@@ -58,6 +62,21 @@ def check_accelerators(num_stages_here: int, num_accelerators: int) -> None:
             f"{num_stages_here} pipeline stages on this host need as many accelerators, and "
             f"{num_accelerators} can be seen"
         )
+
+
+def device_name(device: torch.device, cpuinfo: Path = _CPUINFO) -> str:
+    """What the hardware calls itself: step times belong to it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        text = cpuinfo.read_text(encoding="utf-8")
+    except OSError:  # not Linux
+        return platform.processor() or platform.machine()
+    fields = [[part.strip() for part in line.split(":", 1)] for line in text.splitlines()]
+    # Virtual machines hide a processor's name, but not its family and model.
+    wanted = ("model name", "cpu family", "model", "CPU implementer", "CPU part")
+    known = {field[0]: field[1] for field in fields if field[0] in wanted and len(field) == 2}
+    return " ".join([platform.machine(), *(known[key] for key in wanted if key in known)])
 
 
 def count_accelerators(config: Config) -> int:

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
 from atom_lite.errors import ConfigError
-from atom_lite.worker.device import check_accelerators, take_device
+from atom_lite.worker.device import check_accelerators, device_name, take_device
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_stages_on_a_cpu_share_it() -> None:
@@ -17,6 +22,19 @@ def test_stages_never_share_an_accelerator() -> None:
         ConfigError, match="3 pipeline stages on this host need as many accelerators, and 2 can"
     ):
         check_accelerators(3, 2)
+
+
+def test_a_cpu_is_named_by_its_model_and_not_by_its_architecture_alone(tmp_path: Path) -> None:
+    names = set()
+    for number, model in enumerate(("1", "17")):
+        cpuinfo = tmp_path / f"{number}"
+        cpuinfo.write_text(
+            f"processor\t: 0\ncpu family\t: 25\nmodel\t\t: {model}\nmodel name\t: AMD EPYC\n\n"
+        )
+        names.add(device_name(torch.device("cpu"), cpuinfo))
+    assert len(names) == 2
+    assert all("AMD EPYC 25" in name for name in names)
+    assert device_name(torch.device("cpu"), tmp_path / "missing")
 
 
 @pytest.mark.gpu

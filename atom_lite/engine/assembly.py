@@ -67,7 +67,7 @@ def assemble(
             controller,
             _fingerprint(config, info),
             background,
-            policy=policy_name(config),
+            policy=policy_name(config, limits),
             profile_path=config.chunking.dynamic_chunking_profile,
             block_size=limits.block_size,
             vocab_size=info.vocab_size,

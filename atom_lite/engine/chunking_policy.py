@@ -7,7 +7,8 @@ them. What the head does with it is in `chunking_desk`. Head process, once at st
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 from atom_lite.chunking.atom_calibrator import AtomCalibrator
 from atom_lite.chunking.background import Inline
@@ -20,16 +21,25 @@ from atom_lite.chunking.planners.linear import LinearPlanner
 from atom_lite.chunking.planners.makespan import MakespanPlanner
 from atom_lite.chunking.planners.sglang import SglangPlanner, SglangSettings
 from atom_lite.chunking.refusal import Notice
-from atom_lite.config import DEFAULT_MIN_CHUNK_TOKENS, KV_CONSUMER
+from atom_lite.config import KV_CONSUMER
 from atom_lite.engine.chunking_desk import log_notices
 from atom_lite.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dataclasses import Field
+
     from atom_lite.chunking.background import Background
     from atom_lite.chunking.controller import ChunkingController, ModelPlanner
     from atom_lite.config import ChunkingConfig, Config
     from atom_lite.scheduler.scheduler import SchedulerLimits
 
+_IS_CONSUMER = f"kv_role is {KV_CONSUMER}"
+# Settings that only some policies use.
+_USED_BY = {
+    "dynamic_chunking_smooth_factor": ("atom", "sglang"),
+    "dynamic_chunking_min_chunk_size": ("atom",),
+    "dynamic_chunking_profile": ("makespan", "sglang"),
+}
 SMOOTH_VARIABLE = "ATOM_DYNAMIC_CHUNKING_SMOOTH_FACTOR"
 DEFAULT_SMOOTH_FACTOR = 0.75
 
@@ -48,16 +58,17 @@ def make_controller(
         ConfigError: settings that the policy cannot work with.
     """
     settings = config.chunking
-    if settings.enable_dynamic_chunking and config.transfer.kv_role == KV_CONSUMER:
+    off = _why_off(config, limits)
+    if off == _IS_CONSUMER:
         text = (
-            f"disabling dynamic chunking because kv_role is {KV_CONSUMER}: a decode instance runs "
-            "no prefills; KV transfer is not supported yet, so this server computes its own"
+            f"disabling dynamic chunking because {off}: a decode instance runs no prefills; "
+            "KV transfer is not supported yet, so this server computes its own"
         )
         log_notices([Notice("warning", text)])
-        return StaticController(FixedPlanner(), f"kv_role is {KV_CONSUMER}")
-    if not settings.enable_dynamic_chunking or limits.pipeline_depth == 1:
-        return StaticController(FixedPlanner(), "dynamic chunking is not enabled")
-    log_notices(_ignored_settings(settings))
+    else:
+        log_notices(_ignored_settings(settings))
+    if off is not None:
+        return StaticController(FixedPlanner(), off)
     budget = limits.prefill_step_tokens
     match settings.dynamic_chunking_policy:
         case "fixed":
@@ -71,24 +82,38 @@ def make_controller(
             return _fitted(config, limits, background or Inline())
 
 
+def policy_name(config: Config, limits: SchedulerLimits) -> str:
+    """The policy in force, as it is shown."""
+    off = _why_off(config, limits) is not None
+    return "fixed" if off else config.chunking.dynamic_chunking_policy
+
+
+def _why_off(config: Config, limits: SchedulerLimits) -> str | None:
+    """Why chunks are fixed whatever the policy's name; None where it is in force."""
+    if not config.chunking.enable_dynamic_chunking:
+        return "dynamic chunking is not enabled"
+    if config.transfer.kv_role == KV_CONSUMER:
+        return _IS_CONSUMER
+    if limits.pipeline_depth == 1:
+        return "there is one pipeline stage, and no pipeline to keep busy"
+    return None
+
+
 def _ignored_settings(settings: ChunkingConfig) -> list[Notice]:
     """ATOM's command line is taken as it is; what has no effect under this policy is said."""
     policy = settings.dynamic_chunking_policy
-    ignored = []
-    if settings.dynamic_chunking_smooth_factor is not None and policy not in ("atom", "sglang"):
-        ignored.append("--dynamic-chunking-smooth-factor")
-    if settings.dynamic_chunking_min_chunk_size != DEFAULT_MIN_CHUNK_TOKENS and policy != "atom":
-        ignored.append("--dynamic-chunking-min-chunk-size")
-    return [
-        Notice("warning", f"{flag} has no effect with --dynamic-chunking-policy {policy}")
-        for flag in ignored
-    ]
+    given = [field.name for field in fields(settings) if _is_given(settings, field)]
+    if settings.enable_dynamic_chunking:
+        ignored = [name for name in given if policy not in _USED_BY.get(name, (policy,))]
+        why = f"with --dynamic-chunking-policy {policy}"
+    else:
+        ignored, why = given, "without --enable-dynamic-chunking"
+    flags = [f"--{name.replace('_', '-')}" for name in ignored]
+    return [Notice("warning", f"{flag} has no effect {why}") for flag in flags]
 
 
-def policy_name(config: Config) -> str:
-    """The policy in force, as it is shown."""
-    settings = config.chunking
-    return settings.dynamic_chunking_policy if settings.enable_dynamic_chunking else "fixed"
+def _is_given(settings: ChunkingConfig, field: Field[Any]) -> bool:
+    return bool(getattr(settings, field.name) != field.default)
 
 
 def _fitted(config: Config, limits: SchedulerLimits, background: Background) -> FittedController:

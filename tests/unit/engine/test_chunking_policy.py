@@ -5,7 +5,12 @@ import dataclasses
 import pytest
 
 from atom_lite.config import ChunkingConfig, Config, TransferConfig
-from atom_lite.engine.chunking_policy import SMOOTH_VARIABLE, make_controller, smooth_factor
+from atom_lite.engine.chunking_policy import (
+    SMOOTH_VARIABLE,
+    make_controller,
+    policy_name,
+    smooth_factor,
+)
 from atom_lite.errors import ConfigError
 from tests.unit.engine.test_in_process import LIMITS
 
@@ -40,6 +45,53 @@ def test_atoms_flags_without_effect_are_named(
     make_controller(Config(chunking=chunking), limits)
     lines = [record.getMessage() for record in caplog.records]
     assert len([line for line in lines if "has no effect" in line]) == num_ignored
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_used"),
+    [("makespan", True), ("sglang", True), ("atom", False), ("linear", False), ("fixed", False)],
+)
+def test_a_policy_that_fits_no_model_says_that_it_keeps_no_profile(
+    policy: str, is_used: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    chunking = dataclasses.replace(
+        dynamic(policy).chunking,
+        dynamic_chunking_profile="profile.json",
+        dynamic_chunking_min_chunk_size=256 if policy == "atom" else 4096,
+    )
+    limits = dataclasses.replace(
+        LIMITS, pipeline_depth=2, decode_step_tokens=512, prefill_step_tokens=1024
+    )
+    make_controller(Config(chunking=chunking), limits)
+    said = f"--dynamic-chunking-profile has no effect with --dynamic-chunking-policy {policy}"
+    assert (said in caplog.messages) is not is_used
+
+
+def test_chunking_flags_without_the_feature_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    chunking = ChunkingConfig(dynamic_chunking_policy="atom", dynamic_chunking_smooth_factor=0.5)
+    limits = dataclasses.replace(LIMITS, pipeline_depth=2)
+    make_controller(Config(chunking=chunking), limits)
+    assert caplog.messages == [
+        "--dynamic-chunking-policy has no effect without --enable-dynamic-chunking",
+        "--dynamic-chunking-smooth-factor has no effect without --enable-dynamic-chunking",
+    ]
+    caplog.clear()
+    make_controller(Config(), limits)
+    assert not caplog.messages
+
+
+def test_what_is_shown_is_the_policy_in_force_and_why() -> None:
+    one, two = (dataclasses.replace(LIMITS, pipeline_depth=depth) for depth in (1, 2))
+    role = TransferConfig(kv_transfer_config='{"kv_role": "kv_consumer"}')
+    consumer = dataclasses.replace(dynamic("makespan"), transfer=role)
+    assert policy_name(dynamic("makespan"), two) == "makespan"
+    for config, limits, why in (
+        (dynamic("makespan"), one, "there is one pipeline stage, and no pipeline to keep busy"),
+        (consumer, two, "kv_role is kv_consumer"),
+        (Config(), two, "dynamic chunking is not enabled"),
+    ):
+        assert policy_name(config, limits) == "fixed"
+        assert make_controller(config, limits).status().reason == why
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _TORCHRUN_SIGNS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # No transfer may fail for its age before the step that it belongs to is called stuck.
 _LEAST_GROUP_SECONDS = 1800.0
+_STEPS_BEYOND_STAGES = 2  # one that runs ahead, and one to spare
 _GROUP_SECONDS_OF_NO_LIMIT = 30 * 86400.0
 
 
@@ -85,7 +86,7 @@ def one_host(num_stages: int, parallel: ParallelConfig) -> Placement:
         first_local=0,
         num_local=num_stages,
         rank=0,
-        rendezvous=_rendezvous(parallel, "127.0.0.1", 0),
+        rendezvous=_rendezvous(parallel, num_stages, "127.0.0.1", 0),
     )
 
 
@@ -126,7 +127,7 @@ def _of_nodes(parallel: ParallelConfig) -> Placement:
         first_local=parallel.node_rank * num_local,
         num_local=num_local,
         rank=parallel.node_rank * num_local,
-        rendezvous=_rendezvous(parallel, parallel.master_addr, parallel.master_port),
+        rendezvous=_rendezvous(parallel, stages, parallel.master_addr, parallel.master_port),
         num_nodes=nodes,
     )
 
@@ -155,6 +156,7 @@ def _under_torchrun(parallel: ParallelConfig, environ: Mapping[str, str]) -> Pla
         rank=rank,
         rendezvous=_rendezvous(
             parallel,
+            world_size,
             environ["MASTER_ADDR"],
             _number(environ, "MASTER_PORT"),
             hosts_store=not agent_holds_store,
@@ -166,18 +168,20 @@ def _under_torchrun(parallel: ParallelConfig, environ: Mapping[str, str]) -> Pla
 
 def _rendezvous(
     parallel: ParallelConfig,
+    num_stages: int,
     address: str,
     port: int,
     *,
     hosts_store: bool = True,
     prefix: str = "atom_lite",
 ) -> Rendezvous:
-    limit = parallel.step_timeout_seconds
+    # A receive is posted when its plan comes, behind every step that is in flight then.
+    longest = (num_stages + _STEPS_BEYOND_STAGES) * parallel.step_timeout_seconds
     return Rendezvous(
         address=address,
         port=port,
         startup_seconds=parallel.startup_timeout_seconds,
-        group_seconds=max(_LEAST_GROUP_SECONDS, 2 * limit) if limit else _GROUP_SECONDS_OF_NO_LIMIT,
+        group_seconds=max(_LEAST_GROUP_SECONDS, longest) if longest else _GROUP_SECONDS_OF_NO_LIMIT,
         hosts_store=hosts_store,
         prefix=prefix,
     )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from atom_lite.config import ParallelConfig
 from atom_lite.errors import ConfigError
 from atom_lite.parallel.placement import Placement, find_placement, one_host
+from atom_lite.scheduler.in_flight import MAX_STEPS_AHEAD
 
 TORCHRUN = {
     "RANK": "3",
@@ -118,9 +120,10 @@ def test_flags_that_contradict_torchrun_are_refused(
 
 
 def test_no_transfer_ages_out_before_its_step_is_called_stuck() -> None:
-    for limit in (0.0, 1.0, 1800.0, 7200.0):
-        seconds = one_host(2, ParallelConfig(step_timeout_seconds=limit)).rendezvous.group_seconds
-        assert seconds > limit
+    for limit, stages in itertools.product((0.0, 1.0, 1800.0, 7200.0), (2, 8)):
+        parallel = ParallelConfig(step_timeout_seconds=limit)
+        seconds = one_host(stages, parallel).rendezvous.group_seconds
+        assert seconds > (stages + MAX_STEPS_AHEAD) * limit  # each before it may take so long
         assert seconds >= 1800
     for_ever = one_host(2, ParallelConfig(step_timeout_seconds=0.0))
     assert for_ever.rendezvous.group_seconds >= 86400

@@ -104,6 +104,17 @@ def planner_of(arm: str, situation: Situation) -> ChunkPlanner:
         raise LoadError(f"no such arm: {arm!r} ({error})") from error
 
 
+def step_tokens_of(arm: str, situation: Situation) -> int:
+    """The step budget of a server with that arm's flags; names as in `planner_of`."""
+    match arm.split("-"):
+        case ["fixed", size] | ["atom", size, _]:
+            return min(int(size), situation.longest_tokens)
+        case ["makespan"]:
+            return situation.budget_tokens
+        case _:
+            return situation.longest_tokens // _RECIPE_BASE_PARTS
+
+
 def makespan_limits(situation: Situation) -> PlanLimits:
     """The sizes that makespan keeps to on a CPU, as the server sets them."""
     return plan_limits(

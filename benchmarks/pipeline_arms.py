@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 
+from atom_lite.chunking.planner import ChunkDecision
 from atom_lite.chunking.planners.fixed import FixedPlanner
 from atom_lite.chunking.report import ChunkReport
 from atom_lite.engine.chunking_policy import make_controller
 from atom_lite.engine.in_process import Engine
 from atom_lite.messages import SamplingParams, TokensGenerated
 from atom_lite.parallel.affinity import pin_process, usable_cpus
-from benchmarks.chunk_arms import Situation, is_fixed, planner_of
+from benchmarks.chunk_arms import Situation, is_fixed, planner_of, step_tokens_of
 from benchmarks.stream_client import LoadError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from atom_lite.chunking.calibrator import StepSample
     from atom_lite.chunking.controller import ChunkingController, ChunkingStatus
     from atom_lite.chunking.latency_model import LatencyModel
-    from atom_lite.chunking.planner import ChunkDecision, ChunkPlanner, ChunkRequest
+    from atom_lite.chunking.planner import ChunkPlanner, ChunkRequest
     from atom_lite.chunking.refusal import Notice
     from atom_lite.chunking.startup import StartupSweep
     from atom_lite.config import Config
@@ -57,16 +58,28 @@ class PromptRun(NamedTuple):
 
 
 class _Switch:
-    """The planner in force, behind one that the scheduler keeps."""
+    """The planner in force, behind one that the scheduler keeps.
 
-    def __init__(self) -> None:
+    The scheduler has one step budget for all arms, so each arm's own is kept here: in a server it
+    bounds the step, however many prompts there are, and not each prompt's chunk.
+
+    Args:
+        scheduler_tokens: the scheduler's budget.
+    """
+
+    def __init__(self, scheduler_tokens: int) -> None:
         self.active: ChunkPlanner = FixedPlanner()
+        self.step_tokens = scheduler_tokens
+        self._scheduler_tokens = scheduler_tokens
 
     def begin_step(self, num_prefills: int) -> None:
         self.active.begin_step(num_prefills)
 
     def next_chunk(self, request: ChunkRequest) -> ChunkDecision:
-        return self.active.next_chunk(request)
+        left = request.budget_tokens - (self._scheduler_tokens - self.step_tokens)
+        if left <= 0:
+            return ChunkDecision(0, "fixed")  # the step is full
+        return self.active.next_chunk(dataclasses.replace(request, budget_tokens=left))
 
     def forget(self, sequence_id: int) -> None:
         self.active.forget(sequence_id)
@@ -79,14 +92,20 @@ class SwitchedController:
         learner: makespan, as the server makes it.
         longest_tokens: the prompt range's end.
         budget_tokens: makespan's largest step.
+        scheduler_tokens: the scheduler's, at least as large as any arm's.
     """
 
     def __init__(
-        self, learner: ChunkingController, *, longest_tokens: int, budget_tokens: int
+        self,
+        learner: ChunkingController,
+        *,
+        longest_tokens: int,
+        budget_tokens: int,
+        scheduler_tokens: int,
     ) -> None:
         self.report = ChunkReport()
         self.needs_acknowledgement = False
-        self.planner = _Switch()
+        self.planner = _Switch(scheduler_tokens)
         self.samples: list[TimedChunk] = []
         self._learner = learner
         self._is_learning = False
@@ -106,13 +125,13 @@ class SwitchedController:
         """
         self.samples = []
         self._is_learning = arm == LEARNER
-        if self._is_learning:
-            self.planner.active = self._learner.planner
-            return
-        if not is_fixed(arm) and not self.models:
+        if not is_fixed(arm) and not self._is_learning and not self.models:
             raise LoadError(f"{arm} needs a fitted model: run makespan on a few prompts before it")
         situation = Situation(self.models, self._longest_tokens, self._budget_tokens)
-        self.planner.active = planner_of(arm, situation)
+        self.planner.step_tokens = step_tokens_of(arm, situation)
+        self.planner.active = (
+            self._learner.planner if self._is_learning else planner_of(arm, situation)
+        )
 
     def startup(self) -> StartupSweep | None:
         """The learner's."""
@@ -203,6 +222,7 @@ class PairedPipeline:
             make_controller(config, as_served, background),
             longest_tokens=self._longest_tokens,
             budget_tokens=budget,
+            scheduler_tokens=limits.prefill_step_tokens,
         )
         return self.controller
 

@@ -143,7 +143,7 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan | None:
         """Plan the next step; None when nothing can run now.
 
-        May be called again before `commit` until `pipeline_depth` plans are in flight.
+        May be called again before `commit` until the pipeline is full, see `in_flight`.
         """
         may_run_ahead = not self._roster.decoding
         if not self._in_flight.has_room(may_run_ahead=may_run_ahead) or not len(self._roster):

@@ -106,8 +106,10 @@ class Simulation:
                 prompt_tokens=request.prompt_tokens,
             )
             message = request.submission(sequence_id, request.arrival_seconds)
-            self._controller.submitted(sequence_id, request.prompt_tokens)
-            events += self.scheduler.submit(message, self.now)
+            refused = self.scheduler.submit(message, self.now)
+            if not refused:
+                self._controller.submitted(sequence_id, request.prompt_tokens)
+            events += refused
         return events
 
     def _start(self, plan: StepPlan) -> None:

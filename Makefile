@@ -22,10 +22,10 @@ serve: $(VENV)/runtime.stamp
 
 # Property tests use one fixed seed here, so that a run can be repeated; test-full draws fresh ones.
 test: check
-	$(PYTEST) --hypothesis-seed=0 -m "not full and not gpu"
+	$(PYTEST) --hypothesis-seed=0 --durations=15 -m "not full and not gpu"
 
 test-full: check
-	$(PYTEST) -m "not gpu"
+	$(PYTEST) --durations=15 -m "not gpu"
 
 # Format, lint, types and import layers: seconds.
 check: $(VENV)/dev.stamp

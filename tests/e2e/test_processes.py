@@ -164,7 +164,9 @@ def health(server: Server) -> int:
 def test_signal_before_anything_runs_is_a_clean_end(number: signal.Signals) -> None:
     """As while a model is fetched from the hub."""
     program = (
-        "import os, sys, atom_lite.launch as launch\n"
+        "import os, signal, sys, atom_lite.launch as launch\n"
+        # a process started in the background inherits that Ctrl-C is ignored
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from atom_lite import serve\n"
         f"launch.resolve_checkpoint = lambda *a, **k: os.kill(os.getpid(), {int(number)})\n"
         "sys.exit(serve.main(['--port', '0']))"

@@ -28,11 +28,11 @@ from tests.unit.chunking.samples import SERVED
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from atom_lite.chunking.background import Background
     from atom_lite.chunking.controller import ChunkingController
     from atom_lite.scheduler.limits import SchedulerLimits
 
 TIE = 1e-4
-OUTPUT_TOKENS = 64
 
 
 class Setup(NamedTuple):
@@ -50,15 +50,15 @@ SETUPS = {
 }
 
 
-def fitted(config: Config, limits: SchedulerLimits) -> ChunkingController:
+def fitted(config: Config, limits: SchedulerLimits, background: Background) -> ChunkingController:
     """Policy makespan with its model given, so that every prompt is cut by it on any machine."""
     if not config.chunking.enable_dynamic_chunking:
-        return make_controller(config, limits)
+        return make_controller(config, limits, background)
     sizes = plan_limits(limits.prefill_step_tokens)
     num_stages = limits.pipeline_depth
     controller = FittedController(
-        MakespanPlanner(sizes),
-        Calibrator(num_stages, floor_tokens=sizes.floor),
+        MakespanPlanner(sizes, background=background),
+        Calibrator(num_stages, sizes, background),
         sizes,
         max_model_len=limits.max_model_len,
     )
@@ -79,14 +79,14 @@ def prompts(tokenizer: Tokenizer, count: int, longest: int) -> list[list[int]]:
     ]
 
 
-def outputs(setup: Setup, asked: list[list[int]]) -> list[list[int]]:
+def outputs(setup: Setup, asked: list[list[int]], num_outputs: int) -> list[list[int]]:
     config = Config(
         model=ModelConfig(dtype="float32", max_model_len=4096),
         scheduler=SchedulerConfig(max_num_batched_tokens=setup.budget),
         chunking=ChunkingConfig(enable_dynamic_chunking=setup.is_model_sized),
         parallel=ParallelConfig(pipeline_parallel_size=setup.stages),
     )
-    sampling = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=num_outputs, temperature=0.0, ignore_eos=True)
     with Engine(config, controller_maker=fitted) as engine:
         ids = [engine.submit(prompt, sampling) for prompt in asked]
         collected = [engine.collect(sequence_id) for sequence_id in ids]
@@ -119,19 +119,21 @@ def assert_equal(
     assert num_differing <= max(1, len(asked) // 100)
 
 
-def check(names: list[str], count: int, longest: int, gguf: Path, oracle: Any) -> None:
+def check(names: list[str], sizes: tuple[int, int, int], gguf: Path, oracle: Any) -> None:
+    """`sizes`: number of prompts, tokens of the longest, output tokens."""
+    count, longest, num_outputs = sizes
     asked = prompts(Tokenizer.from_checkpoint(gguf), count, longest)
-    expected = outputs(REFERENCE, asked)
+    expected = outputs(REFERENCE, asked, num_outputs)
     for name in names:
         print(name)
-        assert_equal(asked, expected, outputs(SETUPS[name], asked), oracle)
+        assert_equal(asked, expected, outputs(SETUPS[name], asked, num_outputs), oracle)
 
 
 def test_stages_and_model_sized_chunks_give_the_tokens_of_one_stage(
     smollm2_gguf: Path, request: pytest.FixtureRequest
 ) -> None:
     names = ["three_stages", "two_stages_model_sized"]
-    check(names, 2, 500, smollm2_gguf, lambda: request.getfixturevalue("smollm2_oracle"))
+    check(names, (2, 500, 12), smollm2_gguf, lambda: request.getfixturevalue("smollm2_oracle"))
 
 
 @pytest.mark.full
@@ -139,4 +141,5 @@ def test_stages_and_model_sized_chunks_give_the_tokens_of_one_stage(
 def test_stages_and_model_sized_chunks_give_the_tokens_of_one_stage_for_200_prompts(
     smollm2_gguf: Path, request: pytest.FixtureRequest
 ) -> None:
-    check(list(SETUPS), 200, 1000, smollm2_gguf, lambda: request.getfixturevalue("smollm2_oracle"))
+    sizes = (200, 1000, 64)
+    check(list(SETUPS), sizes, smollm2_gguf, lambda: request.getfixturevalue("smollm2_oracle"))

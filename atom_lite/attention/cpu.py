@@ -110,16 +110,7 @@ class CpuBackend:
         for chunk in plan.chunks:
             _attend_chunk(q, pages, chunk, scale, out)
         if prefill_kernel is not None:
-            for rows in plan.chunk_rows:
-                prefill_kernel.attend(
-                    q[rows.first : rows.last],
-                    pages,
-                    rows.block_table,
-                    rows.prefix_tokens,
-                    out[rows.first : rows.last],
-                    scale=scale,
-                    sliding_window=sliding_window,
-                )
+            _attend_chunk_rows(prefill_kernel, q, pages, plan, out, scale, sliding_window)
         return out
 
     def _kernels_for(self, q: Tensor) -> tuple[DecodeAttention | None, PrefillAttention | None]:
@@ -176,6 +167,28 @@ def _attend_decodes(q: Tensor, pages: Tensor, group: DecodeGroup, out: Tensor) -
         out[:num_rows].view(result.shape).copy_(result)
     else:
         out.index_copy_(0, group.rows, result.reshape(num_rows, -1, q.shape[2]))
+
+
+def _attend_chunk_rows(
+    kernel: PrefillAttention,
+    q: Tensor,
+    pages: Tensor,
+    plan: StepPlan,
+    out: Tensor,
+    scale: float,
+    sliding_window: int | None,
+) -> None:
+    """All chunks of a step through the compiled kernel, see `CpuBackend.attend`."""
+    for rows in plan.chunk_rows:
+        kernel.attend(
+            q[rows.first : rows.last],
+            pages,
+            rows.block_table,
+            rows.prefix_tokens,
+            out[rows.first : rows.last],
+            scale=scale,
+            sliding_window=sliding_window,
+        )
 
 
 def _attend_chunk(q: Tensor, pages: Tensor, chunk: ChunkPlan, scale: float, out: Tensor) -> None:

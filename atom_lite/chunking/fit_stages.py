@@ -63,6 +63,8 @@ def fit_stages(
             _require_certainty(qualities)
     except FitRefused as refused:
         return refused
+    except ValueError as error:  # of the solver (LinAlgError) or of a model that cannot be
+        return FitRefused("coefficients", f"the fit gives no latency model: {error}")
     return [StageFit(fit.model, quality) for fit, quality in zip(fits, qualities, strict=True)]
 
 

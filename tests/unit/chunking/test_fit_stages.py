@@ -1,8 +1,11 @@
 """Whether a fit of all stages is certain enough to plan with."""
 
+import math
 import random
 
-from atom_lite.chunking.fit_robust import PrefillRow
+import pytest
+
+from atom_lite.chunking.fit_robust import DecodeRow, PrefillRow
 from atom_lite.chunking.fit_stages import MAX_STDERR, StageFit, StageRows, fit_stages
 from atom_lite.chunking.latency_model import Chunk, LatencyModel
 from atom_lite.chunking.planner import plan_limits
@@ -91,3 +94,9 @@ def test_with_a_prior_one_chunk_size_is_enough() -> None:
     (stage,) = fitted(rows(slower, pattern=(512,), prior=SERVED))
     assert stage.quality.stderr < 0.2
     assert 0.93 < stage.model.chunk_seconds(6000, 256) / slower.chunk_seconds(6000, 256) < 1.07
+
+
+@pytest.mark.parametrize("seconds", [math.inf, math.nan])
+def test_times_that_no_solver_takes_are_refused_and_end_nothing(seconds: float) -> None:
+    decodes = tuple(DecodeRow(count, 100 * count, seconds) for count in range(1, 20))
+    assert refused(rows(SERVED)._replace(decodes=decodes)).message

@@ -42,6 +42,9 @@ FROM ${PYTHON_IMAGE}
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PORT=8000
+# The C++ kernels are compiled at first use; without a compiler torch's slower paths serve.
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin atom
 COPY --from=build /opt/venv /opt/venv
 COPY configs /app/configs

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
 from atom_lite.cli import parse_config
 from atom_lite.errors import ConfigError
+from atom_lite.parallel.spinning import bound_spinning
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -17,6 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     # Until the server has its own handlers, both signals mean: nothing runs yet, just leave.
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    bound_spinning(os.environ)
     try:
         config = parse_config(sys.argv[1:] if argv is None else argv)
         from atom_lite.launch import serve  # HTTP and text libraries are not needed for --help

@@ -32,7 +32,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -44,7 +44,7 @@ class TemplateOptions(RequestBody):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
     )
@@ -65,5 +65,6 @@ class ChatCompletionRequest(TemplateOptions, GenerationRequest):
 
     prompt_param = "messages"
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    # fail_fast: a long list of the wrong type is refused at its first item, not after all of them
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     add_special_tokens: bool = False  # the template writes them itself

@@ -199,7 +199,8 @@ class RemoteEngine:
             inbox.put_nowait(EngineError(reason))
 
     async def close(self) -> None:
-        """Stop reading and release sockets and their directory."""
+        """End what is still open, stop reading, and release sockets and their directory."""
+        self.fail("the server has shut down")
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
         self._release()

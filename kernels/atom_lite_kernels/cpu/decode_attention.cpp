@@ -73,19 +73,27 @@ void for_each_run(const Part& part, int64_t head_size, Visit visit) {
   }
 }
 
+// Picks numbers of a and b by position, b's counted on from a's.
+template <int... kPicked>
+inline Vector pick(Vector a, Vector b) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, kPicked...);
+#else
+  return __builtin_shuffle(a, b, Order{kPicked...});
+#endif
+}
+
 // The sum of each of eight vectors, in one.
 inline Vector sums_of(const Vector (&v)[kLanes]) {
-  constexpr Order even{0, 8, 2, 10, 4, 12, 6, 14}, odd{1, 9, 3, 11, 5, 13, 7, 15};
-  constexpr Order left{0, 1, 8, 9, 4, 5, 12, 13}, right{2, 3, 10, 11, 6, 7, 14, 15};
-  constexpr Order low{0, 1, 2, 3, 8, 9, 10, 11}, high{4, 5, 6, 7, 12, 13, 14, 15};
   Vector pairs[4], fours[2];
   for (int64_t i = 0; i < 4; ++i)
-    pairs[i] = __builtin_shuffle(v[2 * i], v[2 * i + 1], even) +
-               __builtin_shuffle(v[2 * i], v[2 * i + 1], odd);
+    pairs[i] = pick<0, 8, 2, 10, 4, 12, 6, 14>(v[2 * i], v[2 * i + 1]) +
+               pick<1, 9, 3, 11, 5, 13, 7, 15>(v[2 * i], v[2 * i + 1]);
   for (int64_t i = 0; i < 2; ++i)
-    fours[i] = __builtin_shuffle(pairs[2 * i], pairs[2 * i + 1], left) +
-               __builtin_shuffle(pairs[2 * i], pairs[2 * i + 1], right);
-  return __builtin_shuffle(fours[0], fours[1], low) + __builtin_shuffle(fours[0], fours[1], high);
+    fours[i] = pick<0, 1, 8, 9, 4, 5, 12, 13>(pairs[2 * i], pairs[2 * i + 1]) +
+               pick<2, 3, 10, 11, 6, 7, 14, 15>(pairs[2 * i], pairs[2 * i + 1]);
+  return pick<0, 1, 2, 3, 8, 9, 10, 11>(fours[0], fours[1]) +
+         pick<4, 5, 6, 7, 12, 13, 14, 15>(fours[0], fours[1]);
 }
 
 // Scores of `length` keys. kSize > 0 lets the compiler unroll over a head; 0 takes any size.

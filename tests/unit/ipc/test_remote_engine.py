@@ -209,3 +209,15 @@ def test_a_place_for_sockets_that_cannot_be_used_is_the_operators_fault(
                 RemoteEngine()
 
     run(scenario())
+
+
+def test_a_stream_that_is_open_when_the_link_closes_ends_with_an_error() -> None:
+    async def check() -> None:
+        async with pair() as both:
+            stream = both.engine.stream(submit(1))
+            waiting = asyncio.ensure_future(anext(stream))
+            assert len(await both.receive()) == 1
+        with pytest.raises(EngineError, match="shut down"):
+            await waiting
+
+    asyncio.run(check())

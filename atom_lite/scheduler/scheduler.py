@@ -89,6 +89,7 @@ class Scheduler:
         )
         self._num_submitted = 0
         self._next_step_id = first_step_id
+        self._asked_in_vain: int | None = None  # supply of a step that had nothing to run
         self._counters = dict.fromkeys(
             (
                 "num_steps",
@@ -152,10 +153,15 @@ class Scheduler:
         step = StepBuilder(self._machinery, self._next_step_id, now, share)
         # A queue whose head cannot start brings no work to the stages, however long it is.
         num_waiting = len(self._roster.waiting) if step.next_admission() is not None else 0
-        self._planner.begin_step(len(self._roster.prefilling) + num_waiting)
+        num_prefills = len(self._roster.prefilling) + num_waiting
+        # Asked again before anything could run, it is still the same step of the planner's.
+        if num_prefills != self._asked_in_vain:
+            self._planner.begin_step(num_prefills)
         self._policy.fill(step)
         if not step.rows:
+            self._asked_in_vain = num_prefills
             return None
+        self._asked_in_vain = None
         self._next_step_id += 1
         self._counters["prefix_cache_queries"] += step.prefix_cache_queries
         self._counters["prefix_cache_hits"] += step.prefix_cache_hits

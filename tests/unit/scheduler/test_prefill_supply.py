@@ -69,6 +69,17 @@ def test_atom_31_a_twin_that_waits_for_its_prefix_is_no_supply() -> None:
     assert log.supplies == [2, 1]
 
 
+def test_atom_30_asking_in_vain_is_no_step_of_the_window() -> None:
+    log = SupplyLog()
+    scheduler = Scheduler(make_limits(pipeline_depth=2), planner=log)
+    scheduler.submit(make_submission(0, 5), 0.0)
+    plan = scheduler.schedule(0.0)
+    assert plan is not None
+    for _ in range(20):  # its first token is in flight: nothing can run
+        assert scheduler.schedule(0.0) is None
+    assert log.supplies == [1, 0], "twenty times is no more than once"
+
+
 def test_atom_34_dynamic_chunks_register_prefixes_and_start_from_the_hit() -> None:
     model = LatencyModel(
         constant_seconds=0.0,

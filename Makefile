@@ -15,6 +15,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q
 PYTEST := $(BIN)/python -m pytest
 
+# Tests run servers beside themselves: threads must not keep a core by waiting (the server sees to
+# that itself, see atom_lite/parallel/spinning.py).
+export GOMP_SPINCOUNT ?= 10000
+
 .PHONY: serve test test-full check format test-unit test-e2e test-property clean
 
 serve: $(VENV)/runtime.stamp

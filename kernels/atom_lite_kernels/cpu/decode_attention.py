@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,8 +26,12 @@ _ARGUMENTS = (
 )
 
 
-class DecodeAttention(Protocol):
-    """A kernel with the signature of `reference.paged_decode`'s arguments plus an output."""
+class DecodeAttention:
+    """What decode_attention.cpp does. Made by `load_decode_attention`."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._run = library.atom_lite_decode_attention_f32
+        self._run.restype, self._run.argtypes = None, _ARGUMENTS
 
     def __call__(
         self,
@@ -40,64 +44,37 @@ class DecodeAttention(Protocol):
         scale: float,
         sliding_window: int | None,
     ) -> None:
-        """Attend with q [B, Hq, D] and write out [B, Hq, D]; see `load_decode_attention`."""
-        ...
+        """Attend with one new token of each row; its keys and values are stored already.
+
+        Args:
+            q: [B, Hq, D] float32 with contiguous heads.
+            pages: [N, 2, Hk, S, D] float32, contiguous.
+            block_tables: [B, W] int64 with contiguous rows.
+            context_lens: [B] int64, contiguous; the new token included.
+            out: [B, Hq, D], written; contiguous.
+            scale: of the scores.
+            sliding_window: tokens that a query sees, itself included; None for all.
+        """
+        num_rows, num_heads, head_size = q.shape
+        _, _, num_kv_heads, block_size, _ = pages.shape
+        # what the C++ side takes on trust
+        assert q.dtype == pages.dtype == out.dtype == torch.float32
+        assert block_tables.dtype == context_lens.dtype == torch.int64
+        assert q.stride()[1:] == (head_size, 1)
+        assert pages.is_contiguous() and out.is_contiguous() and context_lens.is_contiguous()
+        assert block_tables.stride(1) == 1
+        assert out.shape == q.shape and num_heads % num_kv_heads == 0
+        assert len(block_tables) == len(context_lens) == num_rows
+        self._run(
+            *(q.data_ptr(), q.stride(0), pages.data_ptr()),
+            *(block_tables.data_ptr(), block_tables.stride(0), context_lens.data_ptr()),
+            *(out.data_ptr(), num_rows, num_heads, num_kv_heads, block_size, head_size),
+            *(scale, sliding_window or 0),
+        )
 
 
 @cache
 def load_decode_attention() -> DecodeAttention | None:
-    """The compiled kernel, or None where it cannot be built.
-
-    It takes q [B, Hq, D] float32 with contiguous heads, pages [N, 2, Hk, S, D] float32 contiguous,
-    block_tables [B, W] int64 and context_lens [B] int64 (both contiguous; contexts include the new
-    token), and writes out [B, Hq, D] float32 contiguous.
-    """
+    """The compiled kernel, or None where it cannot be built."""
     library = load_library("decode_attention")
-    if library is None:
-        return None
-    function = library.atom_lite_decode_attention_f32
-    function.restype, function.argtypes = None, _ARGUMENTS
-
-    def attend(
-        q: Tensor,
-        pages: Tensor,
-        block_tables: Tensor,
-        context_lens: Tensor,
-        out: Tensor,
-        *,
-        scale: float,
-        sliding_window: int | None,
-    ) -> None:
-        _check(q, pages, block_tables, context_lens, out)
-        num_rows, num_heads, head_size = q.shape
-        function(
-            q.data_ptr(),
-            q.stride(0),
-            pages.data_ptr(),
-            block_tables.data_ptr(),
-            block_tables.stride(0),
-            context_lens.data_ptr(),
-            out.data_ptr(),
-            num_rows,
-            num_heads,
-            pages.shape[2],
-            pages.shape[3],
-            head_size,
-            scale,
-            sliding_window or 0,
-        )
-
-    return attend
-
-
-def _check(
-    q: Tensor, pages: Tensor, block_tables: Tensor, context_lens: Tensor, out: Tensor
-) -> None:
-    """What the C++ side takes on trust."""
-    assert q.dtype == pages.dtype == out.dtype == torch.float32
-    assert block_tables.dtype == context_lens.dtype == torch.int64
-    assert q.stride()[1:] == (q.shape[2], 1)
-    assert pages.is_contiguous() and out.is_contiguous() and context_lens.is_contiguous()
-    assert block_tables.stride(1) == 1
-    assert out.shape == q.shape and q.shape[1] % pages.shape[2] == 0
-    assert len(block_tables) == len(context_lens) == len(q)
+    return None if library is None else DecodeAttention(library)

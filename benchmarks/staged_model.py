@@ -11,22 +11,15 @@ server.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
 from atom_lite.attention.select import select_backend
 from atom_lite.messages import StepResult
-from atom_lite.models.checkpoint import resolve_checkpoint
 from atom_lite.models.decoder import Decoder
-from atom_lite.models.dtype import choose_dtype
-from atom_lite.models.partition import partition_layers
-from atom_lite.models.registry import load_model
-from atom_lite.models.spec import load_spec
-from atom_lite.worker.device import resolve_device, set_threads
-from atom_lite.worker.kv_cache import allocate_pool
-from atom_lite.worker.runner import Runner, runner_info
+from atom_lite.worker.device import resolve_device
+from atom_lite.worker.runner import Runner, StagePlace, load_stage
 from benchmarks.planted_error import PrefixDropper
 
 if TYPE_CHECKING:
@@ -128,33 +121,18 @@ def load_staged_model(config: Config, num_stages: int) -> StagedModel:
     Raises:
         ConfigError: as `Runner.load`.
     """
-    set_threads(config.model.threads)
     device = resolve_device(config.model.device)
-    checkpoint = resolve_checkpoint(
-        config.model.model, revision=config.model.revision, load_format=config.model.load_format
-    )
-    spec = load_spec(checkpoint)
-    dtype = choose_dtype(config.model.dtype, device, spec)
     dropper = PrefixDropper(select_backend(config.model.attention_backend, device))
-    stages = partition_layers(spec, num_stages, config.parallel.pipeline_layer_partition)
     runners: list[Runner] = []
     decoders: list[ObservedDecoder] = []
-    for layers in stages:
-        decoder = load_model(
-            checkpoint,
-            spec,
-            dtype=dtype,
-            device=device,
-            load_format=config.model.load_format,
-            backend=dropper,
-            seed=config.model.seed,
-            stage=layers,
+    for stage in range(num_stages):
+        place = StagePlace(
+            stage=stage,
+            num_stages=num_stages,
+            # the stages share block ids, so all pools are as large as the first
+            pool_blocks=(lambda: runners[0].info.num_blocks) if runners else None,
         )
-        decoders.append(ObservedDecoder(decoder))
-        pool = allocate_pool(config, spec, dropper, dtype, device, num_layers=layers.count)
-        if not runners:  # the stages share block ids, so all pools are as large as the first
-            cache = dataclasses.replace(config.cache, num_gpu_blocks_override=pool.num_blocks)
-            config = dataclasses.replace(config, cache=cache)
-        info = runner_info(spec, stages, dtype, device, pool, {}, decoder.weight_bytes())
-        runners.append(Runner(config, info, decoders[-1], pool, layers))
+        parts = load_stage(config, place, backend=dropper)
+        decoders.append(ObservedDecoder(parts.decoder))
+        runners.append(Runner(*parts._replace(decoder=decoders[-1])))
     return StagedModel(runners, decoders[-1], dropper)

@@ -36,6 +36,7 @@ from atom_lite.worker.sequence_table import SequenceTable
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from atom_lite.attention.protocol import Backend
     from atom_lite.config import Config
     from atom_lite.messages import StepPlan
     from atom_lite.models.decoder import Decoder
@@ -86,6 +87,16 @@ class StageOutput(NamedTuple):
     seconds: float  # of the model call
 
 
+class StageParts(NamedTuple):
+    """A loaded stage, in the order of Runner's arguments."""
+
+    config: Config
+    info: RunnerInfo
+    decoder: Decoder
+    pool: KVPool
+    layers: StageLayers
+
+
 class Runner:
     """One stage. Made by `Runner.load`.
 
@@ -124,41 +135,7 @@ class Runner:
         Raises:
             ConfigError: anything the operator can cause; the engine reports it and exits 2.
         """
-        place = place or StagePlace()
-        _check_sizes(config)
-        set_threads(config.model.threads)
-        device = resolve_device(config.model.device)
-        checkpoint = resolve_checkpoint(
-            config.model.model,
-            revision=config.model.revision,
-            load_format=config.model.load_format,
-        )
-        spec = load_spec(checkpoint)
-        # Before the weights, which take seconds: what cannot work should fail at once.
-        check_model_len(config.model.max_model_len, spec.max_position_embeddings)
-        partition = config.parallel.pipeline_layer_partition
-        stages = partition_layers(spec, place.num_stages, partition)
-        layers = stages[place.stage]
-        dtype = choose_dtype(config.model.dtype, device, spec)
-        backend = select_backend(config.model.attention_backend, device)
-        decoder = load_model(
-            checkpoint,
-            spec,
-            dtype=dtype,
-            device=device,
-            load_format=config.model.load_format,
-            backend=backend,
-            seed=config.model.seed,
-            stage=layers,
-        )
-        if place.pool_blocks is not None:
-            config = _with_pool_blocks(config, place.pool_blocks())
-        pool = allocate_pool(config, spec, backend, dtype, device, num_layers=layers.count)
-        defaults = sampling_defaults(config.model.generation_config, checkpoint)
-        info = runner_info(spec, stages, dtype, device, pool, defaults, decoder.weight_bytes())
-        if device.type == "cpu":
-            keep_freed_memory()
-        return cls(config, info, decoder, pool, layers)
+        return cls(*load_stage(config, place or StagePlace()))
 
     def reset(self) -> None:
         """Forget every sequence, so that another scheduler may drive this runner from its start."""
@@ -236,6 +213,54 @@ class Runner:
             SampledToken(sequence_id=row.sequence_id, epoch=row.epoch, token_id=token_id)
             for row, token_id in zip(sequences, token_ids, strict=True)
         ]
+
+
+def load_stage(config: Config, place: StagePlace, *, backend: Backend | None = None) -> StageParts:
+    """Load one stage's layers and allocate its KV cache; what `Runner` is made of.
+
+    Args:
+        config: the whole tree.
+        place: which stage of how many.
+        backend: attends over the cache; None takes the one that the flags name.
+
+    Raises:
+        ConfigError: anything the operator can cause.
+    """
+    _check_sizes(config)
+    set_threads(config.model.threads)
+    device = resolve_device(config.model.device)
+    checkpoint = resolve_checkpoint(
+        config.model.model,
+        revision=config.model.revision,
+        load_format=config.model.load_format,
+    )
+    spec = load_spec(checkpoint)
+    # Before the weights, which take seconds: what cannot work should fail at once.
+    check_model_len(config.model.max_model_len, spec.max_position_embeddings)
+    partition = config.parallel.pipeline_layer_partition
+    stages = partition_layers(spec, place.num_stages, partition)
+    layers = stages[place.stage]
+    dtype = choose_dtype(config.model.dtype, device, spec)
+    if backend is None:
+        backend = select_backend(config.model.attention_backend, device)
+    decoder = load_model(
+        checkpoint,
+        spec,
+        dtype=dtype,
+        device=device,
+        load_format=config.model.load_format,
+        backend=backend,
+        seed=config.model.seed,
+        stage=layers,
+    )
+    if place.pool_blocks is not None:
+        config = _with_pool_blocks(config, place.pool_blocks())
+    pool = allocate_pool(config, spec, backend, dtype, device, num_layers=layers.count)
+    defaults = sampling_defaults(config.model.generation_config, checkpoint)
+    info = runner_info(spec, stages, dtype, device, pool, defaults, decoder.weight_bytes())
+    if device.type == "cpu":
+        keep_freed_memory()
+    return StageParts(config, info, decoder, pool, layers)
 
 
 def runner_info(

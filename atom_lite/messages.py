@@ -30,11 +30,16 @@ CHUNK_SIZE_BUCKETS_TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 3
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the tokens of one sequence are drawn; already validated by the frontend.
 
-    `seed` is always set (the frontend draws one if the client gave none), so a recomputed token is
-    drawn again identically: the uniform for output token i is a pure function of (seed, i).
+    `seed` is always set (the frontend draws one if the client gave none; a choice of n > 1 gets its
+    own), so a recomputed token is drawn again identically: the uniform for output token i is a pure
+    function of (seed, i).
+
+    The order in which logits change: grammar, allowed_token_ids and bad words forbid; logit_bias
+    adds; the penalties change what is left; then temperature and the filters. Log probabilities
+    that are reported are of the logits before all of it.
     """
 
-    max_tokens: int
+    max_tokens: int  # 0: only the prompt is computed, for its log probabilities
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
     top_k: int = 0  # 0 is off
@@ -43,6 +48,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    presence_penalty: float = 0.0  # of output tokens, as in OpenAI's reference
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0  # of prompt and output tokens, as in transformers
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] | None = None  # None allows all
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not come
+    num_logprobs: int | None = None  # likeliest tokens beside the drawn one; None reports none
+    num_prompt_logprobs: int | None = None  # the same for prompt tokens; reads no cached prefix
+
+
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+    """A compiled grammar that every output token must keep to.
+
+    `key` names it among all grammars of a run, so that a stage that still knows it need not read
+    `compiled` again.
+    """
+
+    key: str
+    backend: Literal["xgrammar", "guidance"]
+    compiled: bytes
 
 
 # ---------------------------------------------------------------- frontend -> engine
@@ -57,6 +82,8 @@ class SubmitSequence(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_d
     arrival_time: float
     priority: int = 0  # lower is earlier
     cache_salt: str | None = None  # isolates the prefix cache
+    group: int | None = None  # sequences of one request that share its prompt's KV (n > 1)
+    grammar: Grammar | None = None
     script: list[int] | None = None  # load format `scripted` only: the ids to emit
 
 
@@ -84,12 +111,39 @@ FrontendMessage: TypeAlias = SubmitSequence | AbortSequence | ResetPrefixCache |
 # ---------------------------------------------------------------- engine -> frontend
 
 
+class Logprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log probabilities at one position: of the token that stands there, then of the likeliest.
+
+    Raw: the log-softmax of the model's own logits. `token_ids` are 1 + k int32 and `logprobs` as
+    many float32, both little-endian (k may be the whole vocabulary, and bytes cost nothing to
+    pack). The likeliest come best first, the lower id first among equals, and may hold the token
+    itself again. `rank` is the token's own, 1 for the likeliest.
+    """
+
+    token_ids: bytes
+    logprobs: bytes
+    rank: int
+
+
 class TokensGenerated(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """New output tokens of one sequence, in order."""
 
     sequence_id: int
     token_ids: list[int]
     num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache at first admission
+    logprobs: list[Logprobs] = []  # one for each of token_ids, where asked for
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Log probabilities of the prompt tokens at positions [start, start + len(positions)).
+
+    A sequence's come in order, without gaps or repeats, from position 1 (nothing predicts the
+    first token), all before its first output token.
+    """
+
+    sequence_id: int
+    start: int
+    positions: list[Logprobs]
 
 
 class SequenceTimings(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +174,7 @@ class SequenceFinished(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit
     error_status: int = 500
 
 
-SequenceEvent: TypeAlias = TokensGenerated | SequenceFinished
+SequenceEvent: TypeAlias = TokensGenerated | PromptLogprobs | SequenceFinished
 
 
 class ChunkingStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,6 +270,7 @@ class SequenceStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     token_ids: list[int]
     num_prompt_tokens: int  # of token_ids, how many the client sent
     sampling: SamplingParams
+    grammar: Grammar | None = None
     script: list[int] | None = None
 
 
@@ -259,6 +314,16 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True):
     sequence_id: int
     epoch: int
     token_id: int
+    logprobs: Logprobs | None = None
+
+
+class PromptScores(msgspec.Struct, frozen=True, array_like=True):
+    """What a prefill chunk says about the prompt tokens from position `start` on."""
+
+    sequence_id: int
+    epoch: int
+    start: int
+    positions: list[Logprobs]
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -267,3 +332,4 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     step_id: int
     tokens: list[SampledToken]
     stage_seconds: list[float] = []
+    prompt_scores: list[PromptScores] = []

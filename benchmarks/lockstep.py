@@ -71,7 +71,7 @@ class Lockstep:
             for event in self._scheduler.commit(result, now):
                 if isinstance(event, TokensGenerated):
                     outputs[event.sequence_id - first] += event.token_ids
-                else:
+                elif isinstance(event, SequenceFinished):
                     _check(event)
             if self._desk is not None:
                 self._desk.finished(result, now)

@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING
 
 from atom_lite.errors import EngineError, RequestError
-from atom_lite.messages import SequenceFinished
+from atom_lite.messages import PromptLogprobs, SequenceFinished
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -82,6 +82,8 @@ class SequenceOutput:
         if isinstance(event, SequenceFinished):
             self._record.phases(event)
             self._on_engine_finished(event)
+            return False
+        if isinstance(event, PromptLogprobs):
             return False
         return not self.finished and self._on_tokens(event)
 

@@ -169,7 +169,7 @@ class Engine:
         for event in self.events(sequence_id):
             if isinstance(event, TokensGenerated):
                 token_ids += event.token_ids
-            elif event.reason == "error":
+            elif isinstance(event, SequenceFinished) and event.reason == "error":
                 raise EngineError(event.error or "the sequence failed")
         return token_ids
 

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 
 from atom_lite.chunking.step_contents import step_sample
 from atom_lite.errors import EngineError
-from atom_lite.messages import SequenceEvent, SequenceFinished, StepPlan, StepResult
+from atom_lite.messages import (
+    SequenceEvent,
+    SequenceFinished,
+    StepPlan,
+    StepResult,
+    TokensGenerated,
+)
 from atom_lite.scheduler.scheduler import Scheduler
 from atom_lite.simulation.measure import RunRecord, SequenceRecord
 from atom_lite.simulation.stages import PipelineSpec, SimulatedStages
@@ -133,13 +139,13 @@ class Simulation:
 
     def _note(self, event: SequenceEvent) -> None:
         record = self._records[event.sequence_id]
-        if not isinstance(event, SequenceFinished):
+        if isinstance(event, TokensGenerated):
             record.token_seconds += [self.now] * len(event.token_ids)
             record.cached_tokens = max(record.cached_tokens, event.num_cached_tokens)
-            return
-        record.num_preemptions = event.num_preemptions
-        record.error = event.error
-        self._workload.finished(self.now)
+        elif isinstance(event, SequenceFinished):
+            record.num_preemptions = event.num_preemptions
+            record.error = event.error
+            self._workload.finished(self.now)
 
 
 def run_startup_sweep(controller: ChunkingController, pipeline: PipelineSpec) -> list[str]:

@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         default="wall",
         help="cpu: the stage thread's own time, for a machine that others use too",
     )
-    add("--load-rounds", type=int, default=3, help="pairs at each concurrency")
+    add("--load-rounds", type=int, default=9, help="pairs at each concurrency")
     add("--visits", type=int, default=2, help="visits to each server, in turn")
     add(
         "--planner-budget",

@@ -80,7 +80,7 @@ def test_prompts_at_once_and_streams_beside_a_prompt_are_timed(pipeline: PairedP
     saves: list[int] = []
     load = LoadRuns(settings, pipeline, (), lambda: saves.append(len(load.runs)))
     load.run()
-    assert saves == [2, 6]
+    assert saves == [4, 8]
     result: dict[str, Any] = chunking_load.as_json(load)
     assert result["throughput"][0]["makespan_tokens_per_second"] > 0
     assert result["interference"]["gap_p99_seconds"].keys() == {LEARNER, "fixed-64"}

@@ -54,7 +54,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logit_bias: dict[int, float] = {}
     allowed_token_ids: tuple[int, ...] | None = None  # None allows all
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not come
-    num_logprobs: int | None = None  # likeliest tokens beside the drawn one; None reports none
+    # Likeliest tokens beside the drawn one, -1 for the whole vocabulary; None reports none.
+    num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None  # the same for prompt tokens; reads no cached prefix
 
 

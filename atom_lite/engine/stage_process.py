@@ -105,7 +105,10 @@ class Stage:
             self._hidden.send(plan.step_id, output.hidden)
         elif self._topology.returns_results:
             result = StepResult(
-                step_id=plan.step_id, tokens=output.tokens, stage_seconds=[output.seconds]
+                step_id=plan.step_id,
+                tokens=output.tokens,
+                stage_seconds=[output.seconds],
+                prompt_scores=list(output.prompt_scores),
             )
             self._link.send_result(plan.step_id, msgspec.msgpack.encode(result))
 

@@ -7,7 +7,8 @@ rows of 49152 ids, while the block maxima cost 0.3 ms (one vectorised pass). The
     "the top k"     the k-th largest block maximum is a lower bound of the k-th largest logit, so
                     every one of the top k is in a block whose maximum reaches that bound
 
-Runs on the last stage, for the sampler. Must not draw: it holds no randomness.
+Runs on the last stage, for the sampler and for log probabilities. Must not draw: it holds no
+randomness.
 
 Shapes: R rows, V vocabulary, N blocks of 64 ids (V padded with -inf), C candidates per row (ragged,
 padded with -inf at the end). Candidates are always in token-id order.
@@ -52,6 +53,10 @@ class BlockedLogits:
         else:
             values = self.values[index]
         return BlockedLogits(values, self.block_maxima[index], self.row_maxima[index])
+
+    def copy(self) -> BlockedLogits:
+        """The same values in the same layout, in memory of their own."""
+        return BlockedLogits(self.values.clone(), self.block_maxima, self.row_maxima)
 
     def argmax(self, rows: list[int]) -> Tensor:
         """The lowest id that holds the maximum of each of `rows`, [len(rows)] int64."""

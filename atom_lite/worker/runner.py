@@ -1,4 +1,4 @@
-"""Runs step plans on one stage: mirror, inputs, layers, sampling.
+"""Runs step plans on one stage: mirror, inputs, layers, sampling, log probabilities.
 
 The data plane's front door. It decides nothing: which tokens are computed, into which blocks, and
 which rows draw a token is all in the plan; its only state is the mirror of the live sequences. Runs
@@ -8,7 +8,7 @@ in the engine process, on the forward thread; must not be called from two thread
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,7 +27,9 @@ from atom_lite.worker.forward_timer import timer_for
 from atom_lite.worker.freed_memory import keep_freed_memory
 from atom_lite.worker.inputs import build_inputs
 from atom_lite.worker.kv_cache import allocate_pool
+from atom_lite.worker.logprobs import KeptLogits
 from atom_lite.worker.memory import check_model_len
+from atom_lite.worker.prompt_scores import prompt_spans, score_spans
 from atom_lite.worker.sampler import Draw, Sampler
 from atom_lite.worker.sampling_defaults import sampling_defaults
 from atom_lite.worker.scripted import scripted_logits
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
     from atom_lite.attention.protocol import Backend
     from atom_lite.config import Config
-    from atom_lite.messages import StepPlan
+    from atom_lite.messages import PromptScores, StepPlan
     from atom_lite.models.decoder import Decoder
     from atom_lite.models.partition import StageLayers
     from atom_lite.models.spec import ModelSpec
@@ -85,6 +87,7 @@ class StageOutput(NamedTuple):
     hidden: Tensor | None  # [T, E] for the next stage; None from the last
     tokens: list[SampledToken]  # from the last stage
     seconds: float  # of the model call
+    prompt_scores: Sequence[PromptScores] = ()  # from the last stage
 
 
 class StageParts(NamedTuple):
@@ -152,6 +155,7 @@ class Runner:
             step_id=plan.step_id,
             tokens=output.tokens,
             stage_seconds=[output.seconds] if plan.rows else [],
+            prompt_scores=list(output.prompt_scores),
         )
 
     @torch.inference_mode()
@@ -179,7 +183,9 @@ class Runner:
         if not self.layers.is_last:
             return StageOutput(hidden, [], self._timer.seconds())
         tokens = self._draw(hidden, inputs) if inputs.sampled else []
-        return StageOutput(None, tokens, self._timer.seconds())
+        spans = prompt_spans(plan, sequences)
+        scores = score_spans(spans, self._table, hidden, self._decoder.logits) if spans else ()
+        return StageOutput(None, tokens, self._timer.seconds(), scores)
 
     def hidden_layout(self, plan: StepPlan) -> tuple[tuple[int, int], torch.dtype]:
         """Shape and type of the hidden states that stages pass on for a step."""
@@ -205,13 +211,15 @@ class Runner:
             )
         else:
             logits = self._decoder.logits(hidden[inputs.logits_rows])
+        kept = KeptLogits.of(logits, [row.sampling for row in sequences])
         token_ids = self._sampler.sample(
             logits,
             [Draw(row.sampling, index) for row, index in zip(sequences, indices, strict=True)],
         )
+        logprobs = {} if kept is None else kept.report(token_ids)
         return [
-            SampledToken(sequence_id=row.sequence_id, epoch=row.epoch, token_id=token_id)
-            for row, token_id in zip(sequences, token_ids, strict=True)
+            SampledToken(row.sequence_id, row.epoch, token_id, logprobs.get(index))
+            for index, (row, token_id) in enumerate(zip(sequences, token_ids, strict=True))
         ]
 
 

@@ -8,6 +8,8 @@ the frontend and the pure control plane can use the same types.
     head -> stages       StepPlan: new sequences in full, known ones as a difference
     last stage -> head   StepResult: the sampled tokens and how long each stage took
 
+What frontend and grammar compiler say to each other is in `ipc/grammar_messages.py`.
+
 Names: a *request* is one HTTP call, a *sequence* one token stream of it. Sequence ids are small
 integers made by the frontend and never reused within a run, so two requests that carry the same
 client-chosen request id cannot meet in the engine.
@@ -63,7 +65,12 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """A compiled grammar that every output token must keep to.
 
     `key` names it among all grammars of a run, so that a stage that still knows it need not read
-    `compiled` again.
+    `compiled` again. Of "xgrammar" `compiled` is what CompiledGrammar.serialize_json() gives, of
+    "guidance" the grammar text that an LLMatcher reads; both are for the vocabulary that
+    `worker/grammar_vocabulary.py` makes of the same pieces.
+
+    EOS is allowed only where the grammar may end, and ends the sequence with "stop". min_tokens and
+    ignore_eos forbid EOS while the grammar allows anything else; where it does not, EOS wins.
     """
 
     key: str

@@ -334,10 +334,22 @@ class PromptScores(msgspec.Struct, frozen=True, array_like=True):
     positions: list[Logprobs]
 
 
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a step took; `stage_seconds[s]` is the model call's duration on stage s."""
+
+    step_id: int
+    stage_seconds: list[float]
+
+
 class StepResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What a step brought back; `stage_seconds[s]` is the model call's duration on stage s."""
+    """What a step brought back, and the times that have become known with it.
+
+    Where a stage knows the time of a step when it has run it, as on a CPU, `times` is this step's.
+    An accelerator may still be at it: then its time comes with a later result, in order; of a step
+    that was not timed none comes. A step without rows has no time, but brings those of others.
+    """
 
     step_id: int
     tokens: list[SampledToken]
-    stage_seconds: list[float] = []
+    times: list[StepTimes] = []
     prompt_scores: list[PromptScores] = []

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from atom_lite.attention.select import select_backend
+from atom_lite.engine.step_times import TimesByStage
 from atom_lite.messages import StepResult
 from atom_lite.models.decoder import Decoder
 from atom_lite.worker.device import resolve_device
@@ -96,18 +97,14 @@ class StagedModel:
             runner.reset()
 
     def _run(self, plan: StepPlan) -> StepResult:
-        seconds = []
+        times = TimesByStage(len(self.runners))
         output = self.runners[0].run_stage(plan)
-        seconds.append(output.seconds)
-        for runner in self.runners[1:]:
+        times.put(0, output.times)
+        for stage, runner in enumerate(self.runners[1:], start=1):
             hidden = output.hidden
             output = runner.run_stage(plan, None if hidden is None else partial(_handed_on, hidden))
-            seconds.append(output.seconds)
-        return StepResult(
-            step_id=plan.step_id,
-            tokens=output.tokens,
-            stage_seconds=seconds if plan.rows else [],
-        )
+            times.put(stage, output.times)
+        return StepResult(step_id=plan.step_id, tokens=output.tokens, times=times.take())
 
 
 def _handed_on(hidden: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from atom_lite.chunking.latency_model import LatencyModel
     from atom_lite.chunking.refusal import Notice
     from atom_lite.engine.executor import Executor
-    from atom_lite.messages import ChunkingStats, StepPlan, StepResult, SubmitSequence
+    from atom_lite.messages import ChunkingStats, StepPlan, StepResult, StepTimes, SubmitSequence
 
 REPORT_SECONDS = 10.0
 _STATS_SECONDS = 1.0
@@ -134,18 +134,26 @@ class ChunkingDesk:
             self._pending[plan.step_id] = sample
 
     def finished(self, result: StepResult, now: float) -> None:
-        """Take a step's times, log what the policy says, report now and then."""
-        sample = self._pending.pop(result.step_id, None)
-        if sample is not None and result.stage_seconds:
-            sample = sample._replace(stage_seconds=tuple(result.stage_seconds))
-            log_notices(self.controller.record(sample))
-            self._save_new_models()
+        """Take the times that have become known, log what the policy says, report now and then."""
+        for times in result.times:
+            self._timed(times)
         log_notices(self.controller.end_step())
         if now >= self._report_due:
             self._report_due = now + REPORT_SECONDS
             line = self.controller.report.line()
             if line is not None and self.controller.status().state != "off":
                 logger.info("%s", line)
+
+    def _timed(self, times: StepTimes) -> None:
+        """How long a step took on all stages, this one or one before."""
+        # Times come in the order of steps: of those before this one none will come any more.
+        while self._pending and (oldest := next(iter(self._pending))) < times.step_id:
+            del self._pending[oldest]
+        sample = self._pending.pop(times.step_id, None)
+        if sample is not None:
+            sample = sample._replace(stage_seconds=tuple(times.stage_seconds))
+            log_notices(self.controller.record(sample))
+            self._save_new_models()
 
     def stats(self, now: float) -> ChunkingStats:
         """What `/server_info` and `/metrics` show; gathered at most once a second."""

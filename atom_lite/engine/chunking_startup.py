@@ -39,11 +39,18 @@ def run_sweep(executor: Executor, sweep: StartupSweep, *, block_size: int, vocab
     while (shape := sweep.next_shape()) is not None:
         plan = _forward(step_id, shape, drops, block_size=block_size, vocab_size=vocab_size)
         plan = msgspec.structs.replace(plan, skip_attention=sweep.is_attention_free)
-        sweep.finish_shape(_run_now(executor, plan).stage_seconds)
+        deadline = time.monotonic() + STEP_SECONDS
+        times = _run_now(executor, plan, deadline).times
         drops = [(_FIRST_SEQUENCE - step_id, 0)]
         step_id += 1
+        while not times:  # an accelerator may be at it still; a step without rows asks again
+            plan = StepPlan(step_id=step_id, starts=[], rows=[])
+            times = _run_now(executor, plan, deadline).times
+            step_id += 1
+        sweep.finish_shape(times[0].stage_seconds)
     if drops:
-        _run_now(executor, StepPlan(step_id=step_id, starts=[], rows=[], drops=drops))
+        plan = StepPlan(step_id=step_id, starts=[], rows=[], drops=drops)
+        _run_now(executor, plan, time.monotonic() + STEP_SECONDS)
         step_id += 1
     return step_id
 
@@ -77,10 +84,9 @@ def _forward(
     return StepPlan(step_id=step_id, starts=[start], rows=[row], drops=drops)
 
 
-def _run_now(executor: Executor, plan: StepPlan) -> StepResult:
+def _run_now(executor: Executor, plan: StepPlan, deadline: float) -> StepResult:
     """Run one plan and wait for it; nothing else is in flight before the first request."""
     executor.start(plan)
-    deadline = time.monotonic() + STEP_SECONDS
     while not (results := executor.take_results()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"a step of the startup sweep took over {STEP_SECONDS:g} s")

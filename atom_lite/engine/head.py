@@ -118,7 +118,9 @@ class Head:
         events: list[SequenceEvent] = []
         for result in self._executor.take_results():
             now = time.monotonic()
-            self._occupancy.finish(result.step_id, result.stage_seconds, now)
+            for times in result.times:
+                self._occupancy.add(times.stage_seconds)
+            self._occupancy.finish(result.step_id, now)
             events += self._scheduler.commit(result, now)
             if self._chunking is not None:
                 self._chunking.finished(result, now)

@@ -2,7 +2,7 @@
 
     work      wall time during which at least one step with rows was in flight: planned by the head
               and not yet committed
-    busy      of a stage: the sum of its model calls, as the results report them
+    busy      of a stage: the sum of its model calls, as the stages time them
     bubble    of a stage: work - busy; the hop to it, waiting for the stage before and the time in
               which a result travels back are all in it
 
@@ -38,19 +38,24 @@ class PipelineOccupancy:
             self._counted_until = now
         self._in_flight.add(step_id)
 
-    def finish(self, step_id: int, stage_seconds: Sequence[float], now: float) -> None:
+    def add(self, stage_seconds: Sequence[float]) -> None:
+        """How long a step took on each stage has become known; before `finish`, or later."""
+        unseen = len(stage_seconds) - len(self.busy_seconds)
+        # New lists: snapshots that were handed out keep theirs.
+        busy = self.busy_seconds + [0.0] * unseen
+        for stage, seconds in enumerate(stage_seconds):
+            busy[stage] += seconds
+        self.busy_seconds = busy
+        self.bubble_seconds = self.bubble_seconds + [0.0] * unseen
+
+    def finish(self, step_id: int, now: float) -> None:
         """A step came back; one that was not started here (it had no rows) is ignored."""
         if step_id not in self._in_flight:
             return
         self._in_flight.remove(step_id)
         self._work_seconds += now - self._counted_until
         self._counted_until = now
-        unseen = len(stage_seconds) - len(self.busy_seconds)
-        # New lists: snapshots that were handed out keep theirs.
-        busy = self.busy_seconds + [0.0] * unseen
-        bubble = self.bubble_seconds + [0.0] * unseen
-        for stage, seconds in enumerate(stage_seconds):
-            busy[stage] += seconds
-        for stage, seconds in enumerate(busy):
-            bubble[stage] = max(bubble[stage], self._work_seconds - seconds)
-        self.busy_seconds, self.bubble_seconds = busy, bubble
+        self.bubble_seconds = [
+            max(bubble, self._work_seconds - busy)
+            for bubble, busy in zip(self.bubble_seconds, self.busy_seconds, strict=True)
+        ]

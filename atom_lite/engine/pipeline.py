@@ -19,8 +19,9 @@ import msgspec
 from atom_lite.engine.agreement import HeadTerms
 from atom_lite.engine.executor import LAST_STEP_SECONDS, overdue_message
 from atom_lite.engine.followers import Followers, local_shares
+from atom_lite.engine.step_times import TimesByStage
 from atom_lite.engine.step_watch import StepWatch
-from atom_lite.messages import StepPlan, StepResult
+from atom_lite.messages import StepPlan, StepResult, StepTimes
 from atom_lite.parallel.affinity import pin_process
 from atom_lite.parallel.distributed_hidden import DistributedHiddenLink
 from atom_lite.parallel.distributed_link import DistributedHeadLink
@@ -80,7 +81,8 @@ class PipelineExecutor:
         self._links = links
         self._wake = wake
         self._decoder = msgspec.msgpack.Decoder(StepResult)
-        self._own_seconds: dict[int, float] = {}  # step id -> stage 0's duration
+        self._times_decoder = msgspec.msgpack.Decoder(list[StepTimes])
+        self._times = TimesByStage(runner.info.num_stages)
         self._handed_on = -1  # written by the forward thread
         self._watch = StepWatch(step_timeout_seconds)
 
@@ -88,13 +90,10 @@ class PipelineExecutor:
         """See Executor."""
         self._watch.start(plan.step_id, time.monotonic())
         self._links.control.send_plan(plan.step_id, msgspec.msgpack.encode(plan))
-        if not plan.rows:  # no stage waits for another's hidden states: a result may be here sooner
-            self._own_seconds[plan.step_id] = 0.0
 
         def step() -> None:
             output = self._runner.run_stage(plan)
-            if plan.rows:
-                self._own_seconds[plan.step_id] = output.seconds
+            self._times.put(0, output.times)
             if output.hidden is not None:
                 self._links.hidden.send(plan.step_id, output.hidden)
             self._handed_on = plan.step_id
@@ -113,12 +112,13 @@ class PipelineExecutor:
         results = []
         for returned in self._links.control.poll_results():
             result = self._decoder.decode(returned.body)
-            own = self._own_seconds.pop(result.step_id)
-            seconds = [own, *returned.middle_seconds, *result.stage_seconds]
-            results.append(msgspec.structs.replace(result, stage_seconds=seconds))
+            for stage, body in enumerate(returned.middle_times, start=1):
+                self._times.put(stage, self._times_decoder.decode(body))
+            self._times.put(self._runner.info.num_stages - 1, result.times)
+            results.append(msgspec.structs.replace(result, times=self._times.take()))
             self._watch.finish(result.step_id, now)
         if (step_id := self._watch.overdue(now)) is not None:
-            where = self._links.control.stage_of(step_id) if step_id in self._own_seconds else 0
+            where = self._links.control.stage_of(step_id) if step_id <= self._handed_on else 0
             limit = self._watch.limit_seconds
             raise PipelineError(overdue_message(f"stage {where}", step_id, limit))
         return results

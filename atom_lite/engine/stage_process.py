@@ -99,15 +99,15 @@ class Stage:
 
     def _run_step(self, runner: Runner, plan: StepPlan, receive: PostedReceive | None) -> None:
         output = runner.run_stage(plan, None if receive is None else receive.wait)
-        if self._topology.reports_seconds:
-            self._link.send_seconds(plan.step_id, output.seconds)
+        if self._topology.reports_times:
+            self._link.send_times(plan.step_id, msgspec.msgpack.encode(output.times))
         if output.hidden is not None:
             self._hidden.send(plan.step_id, output.hidden)
         elif self._topology.returns_results:
             result = StepResult(
                 step_id=plan.step_id,
                 tokens=output.tokens,
-                stage_seconds=[output.seconds],
+                times=output.times,
                 prompt_scores=list(output.prompt_scores),
             )
             self._link.send_result(plan.step_id, msgspec.msgpack.encode(result))

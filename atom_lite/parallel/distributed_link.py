@@ -20,7 +20,6 @@ that wait but the peer); it leaves by `os._exit`.
 from __future__ import annotations
 
 import queue
-import struct
 import threading
 import time
 from collections import deque
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 # The cause comes first; after it, every rank reports that its neighbour is gone.
 _MAX_FAILURES_TOLD = 4
-_SECONDS = struct.Struct("<d")
 
 
 class DistributedHeadLink:
@@ -123,9 +121,8 @@ class DistributedHeadLink:
             case FrameKind.RESULT if peer.returns_results:
                 self._returns.put_result(header.step_id, body)
                 return True
-            case FrameKind.SECONDS if peer.reports_seconds:
-                (seconds,) = _SECONDS.unpack(body)
-                self._returns.put_seconds(peer.stage, header.step_id, seconds)
+            case FrameKind.TIMES if peer.reports_times:
+                self._returns.put_times(peer.stage, header.step_id, body)
                 return True
             case FrameKind.FAILURE:
                 self._fail(f"{peer.name} failed: {body.decode(errors='replace')}")
@@ -153,7 +150,7 @@ class DistributedStageLink:
     def __init__(self, topology: Topology, groups: Groups, *, timing: LinkTiming) -> None:
         assert not topology.is_head
         self._returns_results = topology.returns_results
-        self._reports_seconds = topology.reports_seconds
+        self._reports_times = topology.reports_times
         self._close_seconds = timing.close_seconds
         self._plans: queue.SimpleQueue[tuple[int, bytes] | PipelineError | None] = (
             queue.SimpleQueue()
@@ -190,10 +187,10 @@ class DistributedStageLink:
         assert self._returns_results, "only the last stage returns results"
         self._return(FrameKind.RESULT, step_id, body)
 
-    def send_seconds(self, step_id: int, seconds: float) -> None:
+    def send_times(self, step_id: int, body: bytes) -> None:
         """See StageLink."""
-        assert self._reports_seconds, "only the stages between report their seconds"
-        self._return(FrameKind.SECONDS, step_id, _SECONDS.pack(seconds))
+        assert self._reports_times, "only the stages between report their times"
+        self._return(FrameKind.TIMES, step_id, body)
 
     def report_failure(self, message: str) -> None:
         """See StageLink."""

@@ -2,13 +2,13 @@
 
     head    -- plans ------------------> every other rank        HeadLink / StageLink
     head    <- results ----------------- last stage, TP rank 0
-    head    <- seconds of a step ------- stages between, TP rank 0
+    head    <- times of steps ---------- stages between, TP rank 0
     head    <- failures, heartbeats ---> every other rank
     stage s -- hidden states ----------> stage s + 1             HiddenLink
 
-Control (plans, results) is bytes that this package does not look into; data (hidden states) is one
-tensor for each step. They are apart, so that a plan arrives while data still flows and every stage
-knows the shape before the data comes.
+Control (plans, results, times) is bytes that this package does not look into; data (hidden states)
+is one tensor for each step. They are apart, so that a plan arrives while data still flows and every
+stage knows the shape before the data comes.
 
 Two implementations keep the same contract tests: `distributed_link` and `distributed_hidden` over
 torch.distributed, between processes; `memory_link` over queues, inside one process. A
@@ -62,7 +62,7 @@ class Returned(NamedTuple):
 
     step_id: int
     body: bytes  # of the last stage
-    middle_seconds: list[float]  # of the stages between the first and the last, in order
+    middle_times: list[bytes]  # of the stages between the first and the last, in order
 
 
 class HeadLink(Protocol):
@@ -82,7 +82,7 @@ class HeadLink(Protocol):
     def poll_results(self) -> list[Returned]:
         """Results that came back since the last call, in order; never waits.
 
-        A result is there once it and the seconds of every middle stage are.
+        A result is there once every middle stage has ended the step too.
 
         Raises:
             PipelineError: a peer is gone, hangs or reported a failure. Results that came before are
@@ -128,11 +128,11 @@ class StageLink(Protocol):
         """
         ...
 
-    def send_seconds(self, step_id: int, seconds: float) -> None:
-        """Say how long a step took here; only a rank with `topology.reports_seconds` may.
+    def send_times(self, step_id: int, body: bytes) -> None:
+        """Say which times are known now that a step is done; only with `topology.reports_times`.
 
-        It must, for every step, and before it passes the hidden states on: so the head has it long
-        before the result. Returns before it has arrived. Step ids must increase.
+        Such a rank must, for every step, and before it passes the hidden states on: so the head has
+        them long before the result. Returns before it has arrived. Step ids must increase.
         """
         ...
 

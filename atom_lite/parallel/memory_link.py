@@ -126,11 +126,11 @@ class MemoryStageLink:
         self._count(step_id)
         self._control.returns.put_result(step_id, body)
 
-    def send_seconds(self, step_id: int, seconds: float) -> None:
+    def send_times(self, step_id: int, body: bytes) -> None:
         """See StageLink."""
-        assert self._topology.reports_seconds, "only the stages between report their seconds"
+        assert self._topology.reports_times, "only the stages between report their times"
         self._count(step_id)
-        self._control.returns.put_seconds(self._topology.stage, step_id, seconds)
+        self._control.returns.put_times(self._topology.stage, step_id, body)
 
     def report_failure(self, message: str) -> None:
         """See StageLink."""

@@ -103,7 +103,7 @@ class Topology:
         return range(1, self.num_stages - 1)
 
     @property
-    def reports_seconds(self) -> bool:
+    def reports_times(self) -> bool:
         """Whether this rank tells the head how long its part of a step took."""
         return self.stage in self.middle_stages and self.tp_rank == 0
 

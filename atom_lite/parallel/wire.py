@@ -41,7 +41,7 @@ class FrameKind(enum.IntEnum):
     HEARTBEAT = 3
     FAILURE = 4
     SHUTDOWN = 5
-    SECONDS = 6
+    TIMES = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,11 +130,11 @@ class _LoadedStage:
         receive = None if self._runner.layers.is_first else lambda: arriving
         plan = self._plan(start, order.new_tokens, draw=order.draw)
         began, cpu_began = time.perf_counter(), time.thread_time()
-        output = self._runner.run_stage(plan, receive)
+        (times,) = self._runner.run_stage(plan, receive).times  # of a CPU: known at once
         return ChunkSeconds(
             seconds=time.perf_counter() - began,
             cpu_seconds=time.thread_time() - cpu_began,
-            model_seconds=output.seconds,
+            model_seconds=times.stage_seconds[0],
         )
 
     def _fill(self) -> None:

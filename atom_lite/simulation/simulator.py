@@ -128,11 +128,12 @@ class Simulation:
 
     def _commit(self, result: StepResult) -> list[SequenceEvent]:
         events = self.scheduler.commit(result, self.now)
-        contents = self._pending.pop(result.step_id, None)
         notices = []
-        if contents is not None:
-            sample = contents._replace(stage_seconds=tuple(result.stage_seconds))
-            notices += self._controller.record(sample)
+        for times in result.times:
+            contents = self._pending.pop(times.step_id, None)
+            if contents is not None:
+                sample = contents._replace(stage_seconds=tuple(times.stage_seconds))
+                notices += self._controller.record(sample)
         notices += self._controller.end_step()
         self._notices += [f"{self.now:.3f} s: {notice.text}" for notice in notices]
         return events

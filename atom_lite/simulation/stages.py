@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from atom_lite.chunking.latency_model import LatencyModel
 from atom_lite.chunking.step_contents import step_sample
 from atom_lite.errors import ConfigError
-from atom_lite.messages import SampledToken, StepResult
+from atom_lite.messages import SampledToken, StepResult, StepTimes
 from atom_lite.simulation.chrome_trace import StageInterval
 from atom_lite.simulation.kv_audit import AuditedStage
 
@@ -111,9 +111,8 @@ class SimulatedStages:
                 self.intervals.append(_interval(plan, contents, stage, start, seconds))
             if stage == 0 and self._spec.num_stages > 1:
                 self._handing_on.append((start + seconds, plan.step_id))
-        result = StepResult(
-            step_id=plan.step_id, tokens=self._draw(plan), stage_seconds=stage_seconds
-        )
+        times = [StepTimes(step_id=plan.step_id, stage_seconds=stage_seconds)] if plan.rows else []
+        result = StepResult(step_id=plan.step_id, tokens=self._draw(plan), times=times)
         self._results.append((arrival, result))
 
     def take_handed_on(self, now: float) -> int:

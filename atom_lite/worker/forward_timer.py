@@ -1,30 +1,37 @@
 """How long the model call of a step took: the number that the latency model learns from.
 
 One protocol, two clocks. A CPU model call returns when it is done, so `perf_counter` around it is
-the truth. A GPU's returns when its kernels are queued, so events are recorded on the stream and
-read when they have passed.
+the truth, known at once. A GPU's returns when its kernels are queued, so events are recorded on the
+stream and asked after each later step whether they have passed: nothing ever waits for a time, and
+a time comes home with the first result after it is known.
 
-Runs on every stage, around the layers only: neither building inputs nor sampling is timed.
+Runs on every stage, around the layers only: neither building inputs nor sampling is timed. The
+events are used as PyTorch documents them (`query` never waits, `elapsed_time` is for events that
+have both passed); on a GPU this has not been run.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from atom_lite.messages import StepTimes
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Far below a step's duration, far above the cost of asking.
-POLL_INTERVAL_SECONDS = 20e-6
+# Steps of which a device may still owe the time; while it owes as many, further steps go untimed.
+MAX_PENDING = 8
+_MILLISECONDS_PER_SECOND = 1000.0
 
 
 class ForwardTimer(Protocol):
-    """Times one model call at a time: start, stop, then seconds."""
+    """Times one model call after the other: start, stop, then take."""
 
-    def start(self) -> None:
+    def start(self, step_id: int) -> None:
         """Call right before the model."""
         ...
 
@@ -32,29 +39,33 @@ class ForwardTimer(Protocol):
         """Call right after the model call has returned."""
         ...
 
-    def seconds(self) -> float:
-        """Duration of the last model call; may wait for a device to finish it."""
+    def take(self) -> list[StepTimes]:
+        """The times that have become known since the last call, oldest step first; never waits."""
         ...
 
 
 class WallTimer:
-    """For devices whose model call returns when it is done: the CPU."""
+    """For devices whose model call returns when it is done: the CPU. Times are known at once."""
 
     def __init__(self) -> None:
+        self._step_id = -1
         self._started = 0.0
-        self._seconds = 0.0
+        self._known: list[StepTimes] = []
 
-    def start(self) -> None:
+    def start(self, step_id: int) -> None:
         """See ForwardTimer."""
+        self._step_id = step_id
         self._started = time.perf_counter()
 
     def stop(self) -> None:
         """See ForwardTimer."""
-        self._seconds = time.perf_counter() - self._started
+        seconds = time.perf_counter() - self._started
+        self._known.append(StepTimes(step_id=self._step_id, stage_seconds=[seconds]))
 
-    def seconds(self) -> float:
+    def take(self) -> list[StepTimes]:
         """See ForwardTimer."""
-        return self._seconds
+        known, self._known = self._known, []
+        return known
 
 
 class TimedEvent(Protocol):
@@ -65,7 +76,7 @@ class TimedEvent(Protocol):
         ...
 
     def query(self) -> bool:
-        """Whether the device has passed it."""
+        """Whether the device has passed it; never waits."""
         ...
 
     def elapsed_time(self, end: Any, /) -> float:
@@ -73,33 +84,55 @@ class TimedEvent(Protocol):
         ...
 
 
-class EventTimer:
-    """For an accelerator: events on its current stream.
+class _Marks:
+    """The events of one step."""
 
-    The events are polled with short pauses, never synchronised on: a synchronising thread may spin
-    on a core that other threads of the engine need.
+    def __init__(self, make_event: Callable[[], TimedEvent]) -> None:
+        self.step_id = -1
+        self.begin = make_event()
+        self.end = make_event()
+
+    def times(self) -> StepTimes:
+        """To be asked once `end` has been passed: on one stream, `begin` has then been too."""
+        seconds = self.begin.elapsed_time(self.end) / _MILLISECONDS_PER_SECOND
+        return StepTimes(step_id=self.step_id, stage_seconds=[seconds])
+
+
+class EventTimer:
+    """For an accelerator: events on its current stream, polled and never synchronised on.
 
     Args:
         make_event: makes an event that can be timed.
     """
 
     def __init__(self, make_event: Callable[[], TimedEvent]) -> None:
-        self._begin = make_event()
-        self._end = make_event()
+        self._make_event = make_event
+        self._running: _Marks | None = None
+        self._pending: deque[_Marks] = deque()
+        self._spare: list[_Marks] = []  # may be recorded again
 
-    def start(self) -> None:
+    def start(self, step_id: int) -> None:
         """See ForwardTimer."""
-        self._begin.record()
+        self._running = None
+        if len(self._pending) < MAX_PENDING:
+            self._running = self._spare.pop() if self._spare else _Marks(self._make_event)
+            self._running.step_id = step_id
+            self._running.begin.record()
 
     def stop(self) -> None:
         """See ForwardTimer."""
-        self._end.record()
+        if self._running is not None:
+            self._running.end.record()
+            self._pending.append(self._running)
 
-    def seconds(self) -> float:
+    def take(self) -> list[StepTimes]:
         """See ForwardTimer."""
-        while not self._end.query():
-            time.sleep(POLL_INTERVAL_SECONDS)
-        return self._begin.elapsed_time(self._end) / 1000.0
+        known = []
+        while self._pending and self._pending[0].end.query():
+            marks = self._pending.popleft()
+            known.append(marks.times())
+            self._spare.append(marks)
+        return known
 
 
 def timer_for(device: torch.device) -> ForwardTimer:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from atom_lite.attention.protocol import Backend
     from atom_lite.config import Config
-    from atom_lite.messages import PromptScores, StepPlan
+    from atom_lite.messages import PromptScores, StepPlan, StepTimes
     from atom_lite.models.decoder import Decoder
     from atom_lite.models.partition import StageLayers
     from atom_lite.models.spec import ModelSpec
@@ -86,7 +86,7 @@ class StageOutput(NamedTuple):
 
     hidden: Tensor | None  # [T, E] for the next stage; None from the last
     tokens: list[SampledToken]  # from the last stage
-    seconds: float  # of the model call
+    times: list[StepTimes]  # of model calls here, as far as they have become known
     prompt_scores: Sequence[PromptScores] = ()  # from the last stage
 
 
@@ -154,7 +154,7 @@ class Runner:
         return StepResult(
             step_id=plan.step_id,
             tokens=output.tokens,
-            stage_seconds=[output.seconds] if plan.rows else [],
+            times=output.times,
             prompt_scores=list(output.prompt_scores),
         )
 
@@ -169,10 +169,10 @@ class Runner:
         """
         sequences = self._table.apply(plan)
         if not sequences:
-            return StageOutput(None, [], 0.0)
+            return StageOutput(None, [], self._timer.take())
         inputs = build_inputs(plan, sequences, self._table, self._device)
         arriving = inputs.token_ids if receive is None else receive()
-        self._timer.start()
+        self._timer.start(plan.step_id)
         hidden = self._decoder.forward(
             arriving,
             inputs.positions,
@@ -181,11 +181,11 @@ class Runner:
         )
         self._timer.stop()
         if not self.layers.is_last:
-            return StageOutput(hidden, [], self._timer.seconds())
+            return StageOutput(hidden, [], self._timer.take())
         tokens = self._draw(hidden, inputs) if inputs.sampled else []
         spans = prompt_spans(plan, sequences)
         scores = score_spans(spans, self._table, hidden, self._decoder.logits) if spans else ()
-        return StageOutput(None, tokens, self._timer.seconds(), scores)
+        return StageOutput(None, tokens, self._timer.take(), scores)
 
     def hidden_layout(self, plan: StepPlan) -> tuple[tuple[int, int], torch.dtype]:
         """Shape and type of the hidden states that stages pass on for a step."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from atom_lite.messages import SequenceFinished, StepResult, TokensGenerated
+from atom_lite.messages import SequenceFinished, StepResult, StepTimes, TokensGenerated
 from tests.fakes.virtual_pipeline import VirtualPipeline
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ class Clockwork:
                 self._desk.planned(plan)
             self._pipeline.send(plan)
             seconds = [self._stage_seconds(plan, stage) for stage in range(len(self._free_at))]
-            result = StepResult(step_id=plan.step_id, tokens=[], stage_seconds=seconds)
+            times = StepTimes(step_id=plan.step_id, stage_seconds=seconds)
+            result = StepResult(step_id=plan.step_id, tokens=[], times=[times])
             at = self.now
             last = len(seconds) - 1
             for stage, duration in enumerate(seconds):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from atom_lite.messages import SampledToken, SequenceStart, StepPlan, StepResult
+from atom_lite.messages import SampledToken, SequenceStart, StepPlan, StepResult, StepTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,4 +39,8 @@ class CountingRunner:
             if row.sample:
                 index = row.start + row.num_tokens - sequence.num_prompt_tokens
                 tokens.append(SampledToken(row.sequence_id, row.epoch, FIRST_TOKEN + index))
-        return StepResult(step_id=plan.step_id, tokens=tokens, stage_seconds=[0.0])
+        return StepResult(
+            step_id=plan.step_id,
+            tokens=tokens,
+            times=[StepTimes(step_id=plan.step_id, stage_seconds=[0.0])],
+        )

@@ -133,7 +133,7 @@ class Pipeline:
             self.woken.clear()
             results += self.link.poll_results()
         for result in results:  # each stage in its place, see `stage_process.run_stage`
-            assert result.middle_seconds == [*map(float, self.topology.middle_stages)]
+            assert result.middle_times == [b"%d" % stage for stage in self.topology.middle_stages]
         return [
             (result.step_id, msgspec.json.decode(result.body, type=Outcome)) for result in results
         ]

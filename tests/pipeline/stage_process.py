@@ -134,8 +134,8 @@ class Stage:
             return
         tensor = run_stage(receive.wait(), stage)
         time.sleep(step.delays.get(stage, 0.0))  # stands for compute
-        if self._topology.reports_seconds:
-            self._link.send_seconds(step_id, float(stage))
+        if self._topology.reports_times:
+            self._link.send_times(step_id, b"%d" % stage)
         if not self._topology.is_last_stage:
             self._hidden.send(step_id, tensor)
         elif self._topology.returns_results:

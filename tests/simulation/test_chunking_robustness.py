@@ -17,7 +17,7 @@ from atom_lite.chunking.profile import Fingerprint
 from atom_lite.config import ChunkingConfig, Config
 from atom_lite.engine.chunking_desk import ChunkingDesk
 from atom_lite.engine.chunking_policy import make_controller
-from atom_lite.messages import StepResult
+from atom_lite.messages import StepResult, StepTimes
 from atom_lite.scheduler.scheduler import Scheduler, SchedulerLimits
 from tests.fakes.clockwork import Clockwork
 from tests.fakes.scheduler_inputs import make_submission
@@ -63,7 +63,8 @@ class Stages:
 
     def start(self, plan: StepPlan) -> None:
         seconds = [self.seconds(plan, stage) for stage in range(NUM_STAGES)]
-        self._results.append(StepResult(step_id=plan.step_id, tokens=[], stage_seconds=seconds))
+        times = [StepTimes(step_id=plan.step_id, stage_seconds=seconds)] if plan.rows else []
+        self._results.append(StepResult(step_id=plan.step_id, tokens=[], times=times))
 
     def last_handed_on(self) -> int:
         return -1

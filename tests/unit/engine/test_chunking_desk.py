@@ -20,6 +20,7 @@ from atom_lite.messages import (
     StepPlan,
     StepResult,
     StepRow,
+    StepTimes,
     SubmitSequence,
 )
 from tests.fakes.deferred import Deferred
@@ -27,6 +28,7 @@ from tests.unit.chunking.samples import SERVED, scaled
 from tests.unit.engine.test_in_process import LIMITS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from atom_lite.chunking.latency_model import LatencyModel
@@ -45,18 +47,27 @@ TWO_STAGES = dataclasses.replace(
 
 
 class Sweeper:
-    """An executor whose stages take what a model says; counts what it was given."""
+    """An executor whose stages take what a model says; counts what it was given.
 
-    def __init__(self, *stages: LatencyModel) -> None:
+    Args:
+        stages: their models.
+        late_steps: how many steps later a time is known.
+    """
+
+    def __init__(self, *stages: LatencyModel, late_steps: int = 0) -> None:
         self._stages = stages
+        self._late_steps = late_steps
+        self._owed: list[StepTimes] = []
         self._results: list[StepResult] = []
         self.num_forwards = 0
 
     def start(self, plan: StepPlan) -> None:
         self.num_forwards += len(plan.rows)
-        self._results.append(
-            StepResult(step_id=plan.step_id, tokens=[], stage_seconds=times(self._stages, plan))
-        )
+        if plan.rows:
+            self._owed.append(times(self._stages, plan))
+        known = [owed for owed in self._owed if owed.step_id + self._late_steps <= plan.step_id]
+        self._owed = self._owed[len(known) :]
+        self._results.append(StepResult(step_id=plan.step_id, tokens=[], times=known))
 
     def take_results(self) -> list[StepResult]:
         results, self._results = self._results, []
@@ -69,10 +80,11 @@ class Sweeper:
         pass
 
 
-def times(stages: tuple[LatencyModel, ...], plan: StepPlan) -> list[float]:
-    return [
+def times(stages: tuple[LatencyModel, ...], plan: StepPlan) -> StepTimes:
+    seconds = [
         sum(stage.chunk_seconds(row.start, row.num_tokens) for row in plan.rows) for stage in stages
     ]
+    return StepTimes(step_id=plan.step_id, stage_seconds=seconds)
 
 
 def make_desk(path: Path | None, background: Deferred | None = None) -> ChunkingDesk:
@@ -94,7 +106,14 @@ def request_of(sequence_id: int) -> ChunkRequest:
     )
 
 
-def serve(desk: ChunkingDesk, *stages: LatencyModel, num_steps: int = 40) -> None:
+def serve(
+    desk: ChunkingDesk,
+    *stages: LatencyModel,
+    num_steps: int = 40,
+    late_steps: int = 0,
+    untimed: Callable[[int], bool] = lambda step_id: False,
+) -> None:
+    stepper = Sweeper(*stages, late_steps=late_steps)
     for step_id in range(num_steps):
         row = StepRow(
             sequence_id=1,
@@ -106,9 +125,11 @@ def serve(desk: ChunkingDesk, *stages: LatencyModel, num_steps: int = 40) -> Non
         )
         plan = StepPlan(step_id=step_id, starts=[], rows=[row], drops=[])
         desk.planned(plan)
-        desk.finished(
-            StepResult(step_id=step_id, tokens=[], stage_seconds=times(stages, plan)), 0.0
-        )
+        stepper.start(plan)
+        (result,) = stepper.take_results()
+        if untimed(step_id):
+            result = StepResult(step_id=step_id, tokens=[])
+        desk.finished(result, 0.0)
 
 
 def test_a_calibrated_desk_says_so_saves_its_models_and_starts_from_them_next_time(
@@ -213,10 +234,33 @@ def test_refreshed_decode_terms_alone_do_not_write_the_profile_again(tmp_path: P
             for index in range(1 + step_id % 5)
         ]
         desk.planned(StepPlan(step_id=step_id, starts=[], rows=rows, drops=[]))
-        seconds = 0.01 + 0.001 * len(rows)
-        desk.finished(StepResult(step_id=step_id, tokens=[], stage_seconds=[seconds] * 2), 0.0)
+        seconds = [0.01 + 0.001 * len(rows)] * 2
+        known = StepTimes(step_id=step_id, stage_seconds=seconds)
+        desk.finished(StepResult(step_id=step_id, tokens=[], times=[known]), 0.0)
     assert desk.controller.status().models[0].decode_row_seconds > 0.0
     assert not path.exists()
+
+
+def test_a_sweep_waits_for_the_times_of_a_device_that_tells_them_later() -> None:
+    desk, prompt = make_desk(None), make_desk(None)
+    late = Sweeper(SERVED, SERVED, late_steps=3)
+    assert desk.load(late) > prompt.load(Sweeper(SERVED, SERVED))
+    assert desk.controller.status().models == prompt.controller.status().models
+
+
+def test_a_time_that_comes_late_is_learned_for_the_step_that_it_is_of() -> None:
+    prompt, late = make_desk(None), make_desk(None)
+    serve(prompt, SERVED, SERVED)
+    serve(late, SERVED, SERVED, late_steps=3, num_steps=43)
+    assert late.controller.status().models == prompt.controller.status().models
+    assert late.controller.status().models
+
+
+def test_steps_that_no_stage_has_timed_are_not_waited_for() -> None:
+    desk = make_desk(None)
+    serve(desk, SERVED, SERVED, untimed=lambda step_id: step_id % 3 == 1)
+    assert desk.controller.status().models
+    assert len(desk._pending) <= 1
 
 
 def test_the_report_comes_every_ten_seconds_while_prompts_are_chunked(

@@ -5,14 +5,20 @@ import pytest
 from atom_lite.engine.occupancy import PipelineOccupancy
 
 
+def finish(occupancy: PipelineOccupancy, step_id: int, seconds: list[float], now: float) -> None:
+    """A step comes back and its time with it."""
+    occupancy.add(seconds)
+    occupancy.finish(step_id, now)
+
+
 def run_prompt(occupancy: PipelineOccupancy, begin: float, chunks: int) -> float:
     """Two stages of 1 s each, two chunks in flight; the time at which the last one is back."""
     for index in range(chunks):
         if index >= 2:
-            occupancy.finish(index - 2, [1.0, 1.0], begin + index)
+            finish(occupancy, index - 2, [1.0, 1.0], begin + index)
         occupancy.start(index, begin + max(0, index - 1))
     for index in range(max(0, chunks - 2), chunks):
-        occupancy.finish(index, [1.0, 1.0], begin + index + 2)
+        finish(occupancy, index, [1.0, 1.0], begin + index + 2)
     return begin + chunks + 1
 
 
@@ -34,7 +40,7 @@ def test_an_idle_pipeline_has_no_bubbles() -> None:
 def test_a_slow_stage_makes_the_others_wait() -> None:
     occupancy = PipelineOccupancy()
     occupancy.start(0, 0.0)
-    occupancy.finish(0, [1.0, 3.0, 1.0], 5.5)
+    finish(occupancy, 0, [1.0, 3.0, 1.0], 5.5)
     assert occupancy.bubble_seconds == pytest.approx([4.5, 2.5, 4.5])
 
 
@@ -42,9 +48,9 @@ def test_a_bubble_never_shrinks() -> None:
     occupancy = PipelineOccupancy()
     occupancy.start(0, 0.0)
     occupancy.start(1, 0.0)
-    occupancy.finish(0, [1.0, 1.0], 6.0)  # stage 0 has run step 1 too, but that is not known yet
+    finish(occupancy, 0, [1.0, 1.0], 6.0)  # stage 0 has run step 1 too, but that is not known yet
     before = occupancy.bubble_seconds
-    occupancy.finish(1, [4.0, 1.0], 7.0)
+    finish(occupancy, 1, [4.0, 1.0], 7.0)
     assert before == [5.0, 5.0]
     assert occupancy.bubble_seconds == [5.0, 5.0]
     assert occupancy.busy_seconds == [5.0, 2.0]
@@ -52,5 +58,21 @@ def test_a_bubble_never_shrinks() -> None:
 
 def test_steps_without_rows_count_nothing() -> None:
     occupancy = PipelineOccupancy()
-    occupancy.finish(7, [0.0, 0.0], 50.0)
+    occupancy.finish(7, 50.0)
     assert occupancy.busy_seconds == occupancy.bubble_seconds == []
+
+
+def test_a_time_that_is_known_late_is_busy_all_the_same() -> None:
+    occupancy = PipelineOccupancy()
+    for step_id in range(3):
+        occupancy.start(step_id, 2.0 * step_id)
+        if step_id > 0:
+            occupancy.add([1.0, 2.0])
+        occupancy.finish(step_id, 2.0 * step_id + 2.0)
+    assert occupancy.busy_seconds == [2.0, 4.0]
+    occupancy.add([1.0, 2.0])
+    occupancy.start(3, 100.0)
+    occupancy.add([1.0, 2.0])
+    occupancy.finish(3, 102.0)
+    assert occupancy.busy_seconds == [4.0, 8.0]
+    assert occupancy.bubble_seconds == [4.0, 2.0]

@@ -79,18 +79,19 @@ def test_plans_and_results_cross_freely(make: Callable[..., LinkSet]) -> None:
     thread.join(10)
 
 
-def test_a_result_brings_the_seconds_of_the_stages_between_in_their_order(
+def test_a_result_brings_the_times_of_the_stages_between_in_their_order(
     make: Callable[..., LinkSet],
 ) -> None:
     links = make(4)
     for step_id in (3, 7):
-        links.stages[2].send_seconds(step_id, step_id + 0.2)
-        links.stages[1].send_seconds(step_id, step_id + 0.1)
+        links.stages[2].send_times(step_id, b"of stage 2")
+        links.stages[1].send_times(step_id, b"of stage 1")
         links.stages[3].send_result(step_id, b"body")
-    assert links.results(2) == [(3, b"body", [3.1, 3.2]), (7, b"body", [7.1, 7.2])]
+    told = [b"of stage 1", b"of stage 2"]
+    assert links.results(2) == [(3, b"body", told), (7, b"body", told)]
 
 
-def test_a_result_waits_for_seconds_that_are_late_and_keeps_later_results_behind_it(
+def test_a_result_waits_for_a_stage_that_is_late_and_keeps_later_results_behind_it(
     make: Callable[..., LinkSet],
 ) -> None:
     links = make(3)
@@ -98,19 +99,19 @@ def test_a_result_waits_for_seconds_that_are_late_and_keeps_later_results_behind
     links.stages[2].send_result(1, b"b")
     assert not links.woken.wait(0.2)
     assert links.head.poll_results() == []
-    links.stages[1].send_seconds(0, 0.5)
-    assert links.results(1) == [(0, b"a", [0.5])]
-    links.stages[1].send_seconds(1, 0.25)
-    assert links.results(1) == [(1, b"b", [0.25])]
+    links.stages[1].send_times(0, b"x")
+    assert links.results(1) == [(0, b"a", [b"x"])]
+    links.stages[1].send_times(1, b"")
+    assert links.results(1) == [(1, b"b", [b""])]
 
 
-def test_only_the_stages_between_send_seconds_and_in_order(make: Callable[..., LinkSet]) -> None:
+def test_only_the_stages_between_send_times_and_in_order(make: Callable[..., LinkSet]) -> None:
     links = make(3)
     with pytest.raises(AssertionError):
-        links.stages[2].send_seconds(0, 1.0)
-    links.stages[1].send_seconds(1, 1.0)
+        links.stages[2].send_times(0, b"")
+    links.stages[1].send_times(1, b"")
     with pytest.raises(AssertionError):
-        links.stages[1].send_seconds(1, 1.0)
+        links.stages[1].send_times(1, b"")
 
 
 def test_polling_never_waits(make: Callable[..., LinkSet]) -> None:

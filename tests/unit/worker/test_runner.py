@@ -9,7 +9,9 @@ import pytest
 from atom_lite.config import CacheConfig, Config, ModelConfig, SchedulerConfig
 from atom_lite.errors import ConfigError
 from atom_lite.messages import SamplingParams, SequenceStart, StepPlan, StepRow
+from atom_lite.worker.forward_timer import EventTimer
 from atom_lite.worker.runner import Runner
+from tests.fakes.device import Device
 
 BLOCK_SIZE = 4
 EOS = 2
@@ -197,15 +199,28 @@ def test_decodes_and_a_chunk_share_a_step(runner):
     ]
     result = head.run(starts=[start], rows=rows)
     assert [(t.sequence_id, t.token_id) for t in result.tokens] == [(1, expected[1]), (2, other[0])]
-    assert len(result.stage_seconds) == 1
-    assert result.stage_seconds[0] > 0.0
+    (times,) = result.times
+    assert times.step_id == result.step_id
+    assert len(times.stage_seconds) == 1
+    assert times.stage_seconds[0] > 0.0
     head.run(drops=[(1, 0), (2, 0)])
+
+
+def test_a_result_does_not_wait_for_its_time_which_comes_with_a_later_one(model_path):
+    runner = Runner.load(config_of(model_path))
+    device = Device()
+    runner._timer = EventTimer(device.make_event)
+    head = HandMadeHead(runner)
+    head.prefill(1, PROMPT, GREEDY, chunks=[4, 7])
+    assert head.run(drops=[(1, 0)]).times == []
+    device.num_passed = device.num_recorded
+    assert [times.step_id for times in head.run().times] == [1, 2]
 
 
 def test_plan_without_rows_runs_no_model(runner):
     result = HandMadeHead(runner).run(drops=[(1, 0)])
     assert result.tokens == []
-    assert result.stage_seconds == []
+    assert result.times == []
 
 
 def test_scripted_sequence_says_its_script_and_then_eos(model_path):

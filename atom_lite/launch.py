@@ -26,6 +26,7 @@ import msgspec
 import uvicorn
 
 from atom_lite.api.app import create_app
+from atom_lite.api.prompts import read_template
 from atom_lite.config import CacheConfig
 from atom_lite.engine.node import run_node
 from atom_lite.errors import ConfigError, EngineError
@@ -69,6 +70,7 @@ def serve(config: Config) -> int:
     placement = find_placement(config.parallel, os.environ)
     if placement is not None and not placement.has_head:
         return _run_followers(config, placement)
+    read_template(config.model.chat_template)  # a mistake in it is told before the model loads
     listener = _bind(config.server.host, config.server.port)
     with contextlib.closing(listener):
         checkpoint = resolve_checkpoint(

@@ -24,6 +24,14 @@ from atom_lite.api import (
 )
 from atom_lite.api.frontend import Frontend
 from atom_lite.api.gate import Gate
+from atom_lite.api.schema_answers import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    DetokenizeAnswer,
+    TokenizeAnswer,
+)
 from atom_lite.api.schema_chat import ChatCompletionRequest
 from atom_lite.api.schema_completions import CompletionRequest
 from atom_lite.api.schema_tokenize import DetokenizeRequest, TokenizeRequest
@@ -42,6 +50,12 @@ _SCHEMAS: list[type[BaseModel]] = [
     CompletionRequest,
     TokenizeRequest,
     DetokenizeRequest,
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    TokenizeAnswer,
+    DetokenizeAnswer,
 ]
 
 
@@ -76,7 +90,7 @@ def create_app(
     for module in _ROUTES:
         app.include_router(module.router)
     faults.install(app)
-    openapi.install(app, _SCHEMAS)
+    openapi.install(app, _SCHEMAS, secured=bool(config.server.api_key))
     app.add_middleware(Gate, api_keys=config.server.api_key, metrics=metrics)
     if config.server.allowed_origins:
         app.add_middleware(

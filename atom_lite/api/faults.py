@@ -3,7 +3,7 @@
     RequestError              its own 4xx (503 for overload)
     EngineError               500, or 503 where the request was not started
     unknown path, method      404, 405
-    anything else             500 with a fixed text; the cause goes to the log only
+    anything else             500 with a fixed text; the cause goes to the log only (`Gate`)
 
 Clients retry 429 and 5xx by themselves, so 429 and 503 carry Retry-After.
 """
@@ -25,6 +25,7 @@ from atom_lite.errors import EngineError, RequestError
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
     from starlette.requests import Request
 
 RETRY_AFTER_SECONDS = 1
@@ -65,6 +66,11 @@ def error_response(
     return Response(body, status, headers=retry, media_type="application/json")
 
 
+def bug_response() -> Response:
+    """The answer where our own code failed: its reason is not for clients."""
+    return error_response(500, "Internal server error", code="internal_error")
+
+
 def fault_response(error: RequestError | EngineError) -> Response:
     """The answer that one of our own errors deserves."""
     if isinstance(error, RequestError):
@@ -99,13 +105,13 @@ def shown(value: object) -> str:
 def from_validation(error: ValidationError) -> RequestError:
     """The first complaint of a schema as a 400 that names the field in dotted form.
 
-    Of a union's complaints, one per branch, the deepest is told: the branch that got furthest is
-    the one that was meant.
+    Of a union's complaints, one per branch, that of the branch that got furthest is told: it is the
+    one that was meant.
     """
     complaints = error.errors(include_url=False)
     field = complaints[0]["loc"][:1]
     same_field = [complaint for complaint in complaints if complaint["loc"][:1] == field]
-    first = max(same_field, key=lambda complaint: len(complaint["loc"]))
+    first = max(same_field, key=_progress)
     if first["type"] == "json_invalid":
         detail = first["msg"].removeprefix("Invalid JSON: ")
         return RequestError(f"The body is not valid JSON: {detail}", code="invalid_json")
@@ -116,6 +122,13 @@ def from_validation(error: ValidationError) -> RequestError:
     if first["type"] == "missing":
         return RequestError(f"{where}field required", param=param, code="missing_field")
     return RequestError(f"{where}{first['msg']}, got {shown(first['input'])}", param=param)
+
+
+def _progress(complaint: ErrorDetails) -> tuple[bool, int, tuple[int, ...]]:
+    """How far a branch of a union got: past the type, then how deep, then to which item."""
+    location = complaint["loc"]
+    right_type = not complaint["type"].endswith("_type")
+    return right_type, len(location), tuple(part for part in location if isinstance(part, int))
 
 
 def conflict(param: str, message: str) -> PydanticCustomError:
@@ -137,7 +150,6 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(EngineError, _on_fault)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
-    app.add_exception_handler(Exception, _on_bug)
 
 
 async def _on_fault(_request: Request, error: Exception) -> Response:
@@ -160,8 +172,3 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 async def _on_disconnect(_request: Request, _error: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED_REQUEST)
-
-
-async def _on_bug(_request: Request, _error: Exception) -> Response:
-    # Starlette logs and re-raises after this answer, so the traceback reaches the server's log.
-    return error_response(500, "Internal server error", code="internal_error")

@@ -1,4 +1,4 @@
-"""The outer wall of the application: request id, API key, request metrics.
+"""The outer wall of the application: request id, API key, request metrics, the last resort.
 
 Plain ASGI, because Starlette's BaseHTTPMiddleware would put a queue and two task switches between
 every streamed chunk and the socket.
@@ -13,7 +13,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
-from atom_lite.api.faults import CLIENT_CLOSED_REQUEST, error_response
+from atom_lite.api.faults import CLIENT_CLOSED_REQUEST, bug_response, error_response
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -52,12 +52,13 @@ class Gate:
         state = scope.setdefault("state", {})
         state["request_id"] = _request_id(scope)
         status = CLIENT_CLOSED_REQUEST
+        answered = False
         started = time.perf_counter()
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                nonlocal status
-                status = message["status"]
+                nonlocal status, answered
+                status, answered = message["status"], True
                 named = (b"x-request-id", state["request_id"].encode())
                 message["headers"] = [*message.get("headers", ()), named]
             await send(message)
@@ -68,8 +69,10 @@ class Gate:
             else:
                 await _unauthorized(scope, receive, send_named)
         except Exception:
+            if not answered:
+                await bug_response()(scope, receive, send_named)
             status = 500
-            raise
+            raise  # what is outside logs the traceback, and ends an answer that has begun
         finally:
             seconds = time.perf_counter() - started
             self._metrics.observe_http(_handler(scope), method, status, seconds)

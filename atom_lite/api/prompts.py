@@ -132,11 +132,15 @@ def read_template(setting: str | None) -> str | None:
     """The source that `--chat-template` means: a path or the text itself.
 
     Raises:
-        ConfigError: the setting is neither a readable file nor a template.
+        ConfigError: the setting is neither a readable file nor a template, or has a syntax error.
     """
-    if setting is None or "{" in setting:
-        return setting
-    try:
-        return Path(setting).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template {setting}: {error}") from error
+    if setting is None:
+        return None
+    source = setting
+    if "{" not in setting:
+        try:
+            source = Path(setting).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--chat-template {setting}: {error}") from error
+    ChatTemplate(source)
+    return source

@@ -8,16 +8,21 @@ from starlette.responses import Response  # noqa: TC002
 
 from atom_lite.api.frontend import frontend_of
 from atom_lite.api.gate import rename_request, request_id_of
-from atom_lite.api.openapi import body_of
+from atom_lite.api.openapi import GENERATES, answers, body_of
 from atom_lite.api.replies import ChatReply, ReplyOptions
 from atom_lite.api.respond import GenerationResponse
 from atom_lite.api.schema import read_body
+from atom_lite.api.schema_answers import ChatCompletion, ChatCompletionChunk
 from atom_lite.api.schema_chat import ChatCompletionRequest
 
 router = APIRouter(tags=["chat"])
 
 
-@router.post("/v1/chat/completions", openapi_extra=body_of(ChatCompletionRequest))
+@router.post(
+    "/v1/chat/completions",
+    openapi_extra=body_of(ChatCompletionRequest),
+    responses=answers(*GENERATES, whole=ChatCompletion, event=ChatCompletionChunk),
+)
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation with one assistant message, whole or as server-sent events."""
     frontend = frontend_of(request)

@@ -10,10 +10,11 @@ from starlette.responses import Response  # noqa: TC002
 
 from atom_lite.api.frontend import frontend_of
 from atom_lite.api.gate import rename_request, request_id_of
-from atom_lite.api.openapi import body_of
+from atom_lite.api.openapi import GENERATES, answers, body_of
 from atom_lite.api.replies import CompletionReply, ReplyOptions
 from atom_lite.api.respond import GenerationResponse
 from atom_lite.api.schema import read_body
+from atom_lite.api.schema_answers import Completion, CompletionChunk
 from atom_lite.api.schema_completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from atom_lite.errors import RequestError
 
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
 router = APIRouter(tags=["completions"])
 
 
-@router.post("/v1/completions", openapi_extra=body_of(CompletionRequest))
+@router.post(
+    "/v1/completions",
+    openapi_extra=body_of(CompletionRequest),
+    responses=answers(*GENERATES, whole=Completion, event=CompletionChunk),
+)
 async def completions(request: Request) -> Response:
     """Continue one or several prompts; several give one choice each, in their order."""
     frontend = frontend_of(request)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request  # noqa: TC002  # FastAPI reads the annotation
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from atom_lite import __version__
 from atom_lite.api.faults import error_response
 from atom_lite.api.frontend import frontend_of
+from atom_lite.api.openapi import answers
+from atom_lite.api.schema_answers import Load, ServerInfo, Version
 
 router = APIRouter(tags=["server"])
 
 
-@router.get("/health")
+@router.get("/health", response_class=Response, responses=answers(503))
 async def health(request: Request) -> Response:
     """200 and nothing else while the server takes work; 503 with the reason otherwise."""
     frontend = frontend_of(request)
@@ -29,37 +29,41 @@ async def health(request: Request) -> Response:
     return Response()
 
 
-@router.get("/ping", name="ping")
+@router.get("/ping", name="ping", response_class=Response, responses=answers(503))
 async def ping(request: Request) -> Response:
     """The same for SageMaker."""
     return await health(request)
 
 
-@router.post("/ping", name="ping_post")
+@router.post("/ping", name="ping_post", response_class=Response, responses=answers(503))
 async def ping_post(request: Request) -> Response:
     """The same for SageMaker, which may also POST."""
     return await health(request)
 
 
 @router.get("/version")
-async def version() -> dict[str, str]:
+async def version() -> Version:
     """The version of this server."""
-    return {"version": __version__}
+    return Version(version=__version__)
 
 
-@router.get("/server_info")
-async def server_info(request: Request) -> dict[str, Any]:
+@router.get("/server_info", responses=answers(401))
+async def server_info(request: Request) -> ServerInfo:
     """What runs: the model, its limits, the engine's statistics and the calibration's state."""
     frontend = frontend_of(request)
-    return {
-        "version": __version__,
-        "served_model_names": list(frontend.names),
-        "engine": msgspec.to_builtins(frontend.engine.ready),
-        "stats": msgspec.to_builtins(frontend.engine.stats),
-    }
+    return ServerInfo(
+        version=__version__,
+        served_model_names=list(frontend.names),
+        engine=msgspec.to_builtins(frontend.engine.ready),
+        stats=msgspec.to_builtins(frontend.engine.stats),
+    )
 
 
-@router.get("/metrics")
+@router.get(
+    "/metrics",
+    response_class=PlainTextResponse,
+    responses={200: {"content": {"application/openmetrics-text": {"schema": {"type": "string"}}}}},
+)
 async def metrics(request: Request) -> Response:
     """All series, in the Prometheus text format or OpenMetrics as the client prefers."""
     frontend = frontend_of(request)
@@ -69,13 +73,13 @@ async def metrics(request: Request) -> Response:
     return Response(page, headers={"content-type": content_type})
 
 
-@router.get("/load")
-async def load(request: Request) -> dict[str, int]:
+@router.get("/load", responses=answers(401))
+async def load(request: Request) -> Load:
     """How many generating requests are open."""
-    return {"server_load": frontend_of(request).open_requests}
+    return Load(server_load=frontend_of(request).open_requests)
 
 
-@router.post("/reset_prefix_cache")
+@router.post("/reset_prefix_cache", response_class=Response, responses=answers(401))
 async def reset_prefix_cache(request: Request) -> Response:
     """Forget cached KV blocks that no running sequence holds."""
     frontend_of(request).engine.reset_prefix_cache()

@@ -16,8 +16,9 @@ from starlette.responses import Response
 
 from atom_lite.api import sse
 from atom_lite.api.frontend import frontend_of
-from atom_lite.api.openapi import body_of
+from atom_lite.api.openapi import READS_BODY, answers, body_of
 from atom_lite.api.schema import read_body
+from atom_lite.api.schema_answers import DetokenizeAnswer, TokenizeAnswer
 from atom_lite.api.schema_tokenize import DetokenizeRequest, TokenizeRequest
 
 if TYPE_CHECKING:
@@ -31,7 +32,11 @@ _THREAD_ABOVE_TOKENS = 4096
 router = APIRouter(tags=["tokenizer"])
 
 
-@router.post("/tokenize", openapi_extra=body_of(TokenizeRequest))
+@router.post(
+    "/tokenize",
+    openapi_extra=body_of(TokenizeRequest),
+    responses=answers(*READS_BODY, whole=TokenizeAnswer),
+)
 async def tokenize(request: Request) -> Response:
     """The token ids that a prompt, or messages under the chat template, would have."""
     frontend = frontend_of(request)
@@ -48,7 +53,11 @@ async def tokenize(request: Request) -> Response:
     return await _answer(lambda: _described(frontend, ids, body.return_token_strs), len(ids))
 
 
-@router.post("/detokenize", openapi_extra=body_of(DetokenizeRequest))
+@router.post(
+    "/detokenize",
+    openapi_extra=body_of(DetokenizeRequest),
+    responses=answers(*READS_BODY, whole=DetokenizeAnswer),
+)
 async def detokenize(request: Request) -> Response:
     """The text of token ids, control tokens included."""
     frontend = frontend_of(request)
@@ -61,7 +70,7 @@ async def detokenize(request: Request) -> Response:
     return await _answer(decode, len(body.tokens))
 
 
-@router.get("/tokenizer_info")
+@router.get("/tokenizer_info", responses=answers(401))
 async def tokenizer_info(request: Request) -> dict[str, Any]:
     """The content of the model's tokenizer_config.json."""
     return dict(frontend_of(request).tokenizer.info())

@@ -2,6 +2,9 @@
 
 Pydantic reads the JSON itself (no dict in between) and the same classes make /openapi.json. Unknown
 fields are accepted with one warning per name: clients of other servers send extras all the time.
+Known ones must have the JSON type that the document states, as OpenAI has it: "5" and true are no
+integers, and a typing error of a client is told instead of guessed at. Only 5.0 passes as 5, for
+clients whose JSON library knows no integers.
 """
 
 from __future__ import annotations
@@ -9,7 +12,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from atom_lite.api.faults import conflict, from_validation, shown
 from atom_lite.api.not_yet import NOT_YET, refuse_not_yet
@@ -40,25 +50,37 @@ _IGNORED = frozenset(
 )
 _INT64 = 2**63
 
-Int64 = Annotated[int, Field(ge=-_INT64, lt=_INT64)]
-PositiveInt = Annotated[int, Field(ge=1, lt=_INT64)]
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Int = Annotated[int, BeforeValidator(_whole)]
+Int64 = Annotated[Int, Field(ge=-_INT64, lt=_INT64)]
+PositiveInt = Annotated[Int, Field(ge=1, lt=_INT64)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 logger = logging.getLogger(__name__)
 _warned_names: set[str] = set()
 
 
-class StreamOptions(BaseModel):
+class JsonObject(BaseModel):
+    """What a client sends as an object, which may hold more than we know."""
+
+    model_config = ConfigDict(
+        strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+class StreamOptions(JsonObject):
     """What a stream carries besides text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-class RequestBody(BaseModel):
-    """A JSON object that may hold more than we know."""
-
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
+class RequestBody(JsonObject):
+    """The body of a request."""
 
     prompt_param: ClassVar[str] = "prompt"  # the field that a too long prompt came in
 
@@ -71,12 +93,12 @@ class GenerationRequest(RequestBody):
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=_INT64)] | None = None
+    top_k: Annotated[Int, Field(ge=-1, lt=_INT64)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Int64 | None = None
     max_tokens: PositiveInt | None = None
     max_completion_tokens: PositiveInt | None = None  # the newer name, which wins
-    min_tokens: Annotated[int, Field(ge=0, lt=_INT64)] | None = None
+    min_tokens: Annotated[Int, Field(ge=0, lt=_INT64)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from atom_lite.api.faults import conflict
-from atom_lite.api.schema import GenerationRequest, RequestBody
+from atom_lite.api.schema import GenerationRequest, JsonObject, RequestBody
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
-class ContentPart(BaseModel):
+class ContentPart(JsonObject):
     """One piece of a message. Only text is served; other types are refused by name."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: str = "text"
     text: str | None = None
@@ -26,10 +24,8 @@ class ContentPart(BaseModel):
         return self.type in _TEXT_PARTS and self.text is not None
 
 
-class Message(BaseModel):
+class Message(JsonObject):
     """One turn. Roles beyond the usual five are the template's business."""
-
-    model_config = ConfigDict(extra="allow")
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None

@@ -23,6 +23,13 @@ def test_a_host_that_is_none_is_named(host: str) -> None:
         launch.serve(Config(server=ServerConfig(host=host, port=0)))
 
 
+@pytest.mark.parametrize("template", ["no-such-file.jinja", "{% for %}", "a\0b"])
+def test_a_template_that_is_none_is_told_before_anything_is_loaded(template: str) -> None:
+    config = Config(model=ModelConfig(model="/no/such/model", chat_template=template))
+    with pytest.raises(ConfigError, match="template"):
+        launch.serve(config)
+
+
 @pytest.mark.parametrize(
     ("cache", "device", "named"),
     [

@@ -47,6 +47,21 @@ BAD_BODIES = [
     (b'{"prompt":"x","max_tokens":1.5}', "max_tokens"),
     (b'{"prompt":"x","max_tokens":"many"}', "max_tokens"),
     (b'{"prompt":"x","max_tokens":99999999999999999999}', "max_tokens"),
+    (b'{"prompt":"x","max_tokens":"5"}', "max_tokens"),
+    (b'{"prompt":"x","max_tokens":true}', "max_tokens"),
+    (b'{"prompt":"x","max_tokens":1e308}', "max_tokens"),
+    (b'{"prompt":"x","temperature":"1"}', "temperature"),
+    (b'{"prompt":"x","temperature":true}', "temperature"),
+    (b'{"prompt":"x","stream":1}', "stream"),
+    (b'{"prompt":"x","stream":"true"}', "stream"),
+    (
+        b'{"prompt":"x","stream":true,"stream_options":{"include_usage":1}}',
+        "stream_options.include_usage",
+    ),
+    (b'{"prompt":"x","stop_token_ids":[1,true]}', "stop_token_ids.1"),
+    (b'{"prompt":[1,true]}', "prompt.1"),
+    (b'{"prompt":["a",1]}', "prompt.1"),
+    (b'{"prompt":[[1],"a"]}', "prompt.1"),
     (b'{"prompt":"x","temperature":-1}', "temperature"),
     (b'{"prompt":"x","temperature":2.1}', "temperature"),
     (b'{"prompt":"x","top_p":0}', "top_p"),
@@ -77,6 +92,32 @@ BAD_BODIES = [
     (b'{"prompt":[1e30]}', "prompt.0"),
     (b"{}", "prompt"),
 ]
+
+
+def test_a_list_that_is_too_long_is_told_so_and_not_taken_for_another_kind(tokenizer):
+    async def scenario():
+        async with in_memory(saying("x"), tokenizer) as served:
+            for prompt in (["x"] * 2000, [[5]] * 2000):
+                error = _check_error(await served.complete(prompt=prompt), 400)
+                assert error["param"] == "prompt"
+                assert "at most 1024 items" in error["message"]
+
+    run(scenario())
+
+
+def test_a_whole_number_may_be_written_with_a_point(tokenizer):
+    async def scenario():
+        async with in_memory(saying("x"), tokenizer) as served:
+            answer = await served.client.post(
+                "/v1/completions",
+                content=b'{"prompt":"x","max_tokens":3.0,"seed":1e3,"top_k":-1.0,"temperature":1}',
+                headers=JSON,
+            )
+            assert answer.status_code == 200
+            assert served.engine.submitted[0].sampling.max_tokens == 3
+            assert served.engine.submitted[0].sampling.seed == 1000
+
+    run(scenario())
 
 
 def test_bad_completion_body_is_a_400_that_names_the_field(tokenizer):
@@ -261,6 +302,7 @@ def test_unexpected_exception_is_a_500_without_its_text(tokenizer, monkeypatch):
             answer = await served.chat()
             error = _check_error(answer, 500)
             assert error["message"] == "Internal server error"
+            assert answer.headers["x-request-id"]
             counted = served.metrics.registry.get_sample_value(
                 "http_requests_total",
                 {"handler": "/v1/chat/completions", "method": "POST", "status": "5xx"},

@@ -33,6 +33,7 @@ from atom_lite.worker.prompt_scores import prompt_spans, score_spans
 from atom_lite.worker.sampler import Draw, Sampler
 from atom_lite.worker.sampling_defaults import sampling_defaults
 from atom_lite.worker.scripted import scripted_logits
+from atom_lite.worker.sequence_shaping import current_shaping
 from atom_lite.worker.sequence_table import SequenceTable
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from atom_lite.models.spec import ModelSpec
     from atom_lite.worker.inputs import StepInputs
     from atom_lite.worker.kv_cache import KVPool
+    from atom_lite.worker.sequence_shaping import SequenceShaping
+    from atom_lite.worker.sequence_table import MirroredSequence
 
 SCRIPTED = "scripted"
 
@@ -214,13 +217,20 @@ class Runner:
         kept = KeptLogits.of(logits, [row.sampling for row in sequences])
         token_ids = self._sampler.sample(
             logits,
-            [Draw(row.sampling, index) for row, index in zip(sequences, indices, strict=True)],
+            [
+                Draw(row.sampling, index, self._shaping(row))
+                for row, index in zip(sequences, indices, strict=True)
+            ],
         )
         logprobs = {} if kept is None else kept.report(token_ids)
         return [
             SampledToken(row.sequence_id, row.epoch, token_id, logprobs.get(index))
             for index, (row, token_id) in enumerate(zip(sequences, token_ids, strict=True))
         ]
+
+    def _shaping(self, sequence: MirroredSequence) -> SequenceShaping | None:
+        tokens = self._table.token_ids(sequence)
+        return current_shaping(sequence, tokens, vocab_size=self.info.vocab_size)
 
 
 def load_stage(config: Config, place: StagePlace, *, backend: Backend | None = None) -> StageParts:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from atom_lite.messages import SamplingParams
+from atom_lite.worker.sequence_shaping import SequenceShaping
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,7 +31,7 @@ class MirroredSequence:
     """What a stage knows of one live sequence.
 
     `row` is its row in the table's matrices, `num_tokens` and `num_blocks` how much of that row is
-    filled.
+    filled. `shaping` is kept here for the last stage's sampler.
     """
 
     sequence_id: int
@@ -41,6 +42,7 @@ class MirroredSequence:
     script: list[int] | None
     num_tokens: int
     num_blocks: int = 0
+    shaping: SequenceShaping | None = None
 
 
 class SequenceTable:
@@ -73,6 +75,10 @@ class SequenceTable:
         for start in plan.starts:
             self._start(start)
         return [self._extend(row) for row in plan.rows]
+
+    def token_ids(self, sequence: MirroredSequence) -> NDArray[np.int32]:
+        """The tokens of a live sequence so far, prompt and output; not a copy."""
+        return self.tokens[sequence.row, : sequence.num_tokens]
 
     def _drop(self, sequence_id: int, epoch: int) -> None:
         """Forget a sequence; one that never started, or has a newer epoch by now, is left alone."""

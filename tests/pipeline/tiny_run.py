@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from atom_lite.config import CacheConfig, Config, ModelConfig, SchedulerConfig
 from atom_lite.engine.in_process import Engine
@@ -12,6 +14,16 @@ from tests.unit.models.tiny_models import CONFIGS, make_model, save
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+SHAPES: dict[str, Any] = {
+    "presence_penalty": 1.0,
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.5,
+    "logit_bias": {5: 2.0, 70: -4.0},
+    "allowed_token_ids": tuple(range(80)),
+    "bad_words": tuple((before, last) for before in range(80) for last in range(10, 20)),
+    "min_tokens": 6,
+}
 
 
 def tiny_config(path: Path) -> Config:
@@ -25,7 +37,7 @@ def tiny_config(path: Path) -> Config:
 
 
 def requests() -> list[tuple[list[int], SamplingParams]]:
-    """Prompts of 1 to 90 tokens, some with a common prefix; greedy and sampled."""
+    """Prompts of 1 to 90 tokens, some with a common prefix; greedy, sampled and shaped."""
     source = random.Random(3)
     common = [source.randrange(3, 90) for _ in range(40)]
     made = []
@@ -37,6 +49,8 @@ def requests() -> list[tuple[list[int], SamplingParams]]:
         sampling = SamplingParams(
             max_tokens=12, temperature=float(index % 2), seed=index, ignore_eos=True
         )
+        if index % 4 > 1:
+            sampling = msgspec.structs.replace(sampling, **SHAPES)
         made.append((prompt, sampling))
     return made
 

@@ -36,6 +36,21 @@ TINY = {
 PROMPT = [5, 9, 120, 7, 7, 33, 64, 101, 3, 12, 90]
 GREEDY = SamplingParams(max_tokens=50, temperature=0.0)
 SAMPLED = SamplingParams(max_tokens=50, temperature=1.3, top_p=0.9, top_k=60, seed=42)
+SHAPED = SamplingParams(
+    max_tokens=50,
+    temperature=1.3,
+    seed=42,
+    min_tokens=5,
+    presence_penalty=1.5,
+    frequency_penalty=0.8,
+    repetition_penalty=1.5,
+    logit_bias={9: 2.0, 120: -3.0},
+    allowed_token_ids=(*range(1, 160, 2), 9, 120),
+    bad_words=tuple((before, last) for before in range(1, 160) for last in (11, 13, 15)),
+)
+KINDS = pytest.mark.parametrize(
+    "sampling", [GREEDY, SAMPLED, SHAPED], ids=["greedy", "sampled", "shaped"]
+)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +155,7 @@ class HandMadeHead:
         return output
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@KINDS
 @pytest.mark.parametrize("chunks", [[1] * 11, [4, 4, 3], [10, 1], [2, 9]])
 def test_prompt_in_chunks_gives_the_tokens_of_the_whole_prompt(runner, sampling, chunks):
     whole = HandMadeHead(runner).generate(1, PROMPT, sampling, 8)
@@ -149,7 +164,7 @@ def test_prompt_in_chunks_gives_the_tokens_of_the_whole_prompt(runner, sampling,
     assert len(set(whole)) > 2  # a model that repeats one id would prove little
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@KINDS
 def test_tokens_do_not_depend_on_the_batch(runner, sampling):
     prompts = {1: PROMPT, 2: PROMPT[3:], 3: PROMPT[:2]}
     alone = {
@@ -168,7 +183,25 @@ def test_tokens_do_not_depend_on_the_batch(runner, sampling):
     assert outputs == alone
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_tokens_do_not_depend_on_the_options_of_the_batch(runner):
+    kinds = {1: GREEDY, 2: SAMPLED, 3: SHAPED}
+    alone = {
+        key: HandMadeHead(runner).generate(key, PROMPT, sampling, 6)
+        for key, sampling in kinds.items()
+    }
+    head = HandMadeHead(runner)
+    outputs = {
+        key: [head.prefill(key, PROMPT, sampling, chunks=[11])] for key, sampling in kinds.items()
+    }
+    for _ in range(5):
+        inputs = {key: (len(PROMPT) + len(out) - 1, out[-1]) for key, out in outputs.items()}
+        for key, token in head.decode(inputs).items():
+            outputs[key].append(token)
+    head.run(drops=[(key, 0) for key in kinds])
+    assert outputs == alone
+
+
+@KINDS
 def test_resumed_sequence_goes_on_as_if_never_preempted(runner, sampling):
     whole = HandMadeHead(runner).generate(1, PROMPT, sampling, 8)
     head = HandMadeHead(runner)

@@ -15,15 +15,11 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from atom_lite.messages import SamplingParams
 from atom_lite.worker.randomness import uniforms
 from atom_lite.worker.sampler import Draw, Sampler
+from tests.unit.worker.sampling_reference import drawn_weights, params
 
 EOS = 2
-
-
-def params(**values):
-    return SamplingParams(max_tokens=100, **values)
 
 
 def sample(logits, draws, eos_token_ids=(EOS,)):
@@ -33,19 +29,7 @@ def sample(logits, draws, eos_token_ids=(EOS,)):
 
 
 def reference_weights(logits, sampling):
-    """The filtered weights of one row, [V] float64: one filter after the other, by definition."""
-    values = logits.double().numpy()
-    weights = np.exp((values - values.max()) / sampling.temperature)
-    if 0 < sampling.top_k < len(weights):
-        weights[weights < np.sort(weights)[-sampling.top_k]] = 0.0
-    if sampling.top_p < 1.0:
-        order = np.argsort(-weights, kind="stable")
-        before = np.cumsum(weights[order]) - weights[order]
-        out = before >= sampling.top_p * weights.sum()
-        out[0] = False
-        weights[order[out]] = 0.0
-    weights[weights < sampling.min_p] = 0.0
-    return weights
+    return drawn_weights(logits.double().numpy(), sampling)
 
 
 def assert_is_the_reference_draw(token, logits, draw):
@@ -56,12 +40,6 @@ def assert_is_the_reference_draw(token, logits, draw):
     uniform = uniforms([draw.sampling.seed], [draw.output_index])[0]
     before = shares[token - 1] if token else 0.0
     assert before - 1e-6 <= uniform <= shares[token] + 1e-6
-
-
-def chi_square_limit(degrees):
-    """The 99.9 % quantile (Wilson and Hilferty's approximation, within 1 %)."""
-    spread = 2.0 / (9.0 * degrees)
-    return degrees * (1.0 - spread + 3.09 * math.sqrt(spread)) ** 3
 
 
 FILTERS = {
@@ -76,25 +54,6 @@ FILTERS = {
     "top_p and min_p": {"top_p": 0.9, "min_p": 0.05},
     "all": {"top_k": 15, "top_p": 0.9, "min_p": 0.05, "temperature": 0.9},
 }
-
-
-@pytest.mark.parametrize("filters", FILTERS.values(), ids=FILTERS.keys())
-def test_frequencies_match_the_exact_distribution(filters):
-    count = 6000
-    logits = torch.randn(200, generator=torch.Generator().manual_seed(1)) * 2
-    sampling = params(seed=11, **filters)
-    draws = [Draw(sampling, index) for index in range(count)]
-    tokens = sample(logits.expand(count, -1), draws)
-    weights = reference_weights(logits, sampling)
-    expected = weights / weights.sum() * count
-    observed = np.bincount(tokens, minlength=200)
-    assert observed[expected == 0.0].sum() == 0
-    often = expected >= 5.0
-    statistic = ((observed[often] - expected[often]) ** 2 / expected[often]).sum()
-    rest = expected[~often].sum()
-    if rest > 0.0:
-        statistic += (observed[~often].sum() - rest) ** 2 / rest
-    assert statistic < chi_square_limit(int(often.sum() + (rest > 0.0)) - 1)
 
 
 SAMPLING = st.builds(
@@ -233,6 +192,11 @@ def test_infinite_logit_wins_and_nan_loses():
         assert sample(logits, [Draw(params(temperature=temperature), 0)]) == [60]
     logits[0, 60] = 1.0
     assert sample(logits, [Draw(params(temperature=0.0), 0)]) == [60]
+
+
+def test_options_that_need_the_tokens_cannot_be_drawn_without_them():
+    with pytest.raises(AssertionError):
+        Draw(params(presence_penalty=0.5), 0)
 
 
 def test_forbidding_every_id_still_gives_one():

@@ -46,6 +46,10 @@ if TYPE_CHECKING:
 NUCLEUS_CANDIDATES = 128
 # Below 1, so that rounding cannot push an id of the nucleus under the fallback's cut.
 SPARE_SHARE = 0.99
+# Lighter ids weigh nothing. Where exp underflows, as at a low temperature or at a forbidden id, it
+# is up to 35 times as slow: 60 ms for 32 rows of 49152 instead of 1.7.
+LEAST_EXPONENT = -87.0
+LEAST_WEIGHT = 2e-38  # above exp(LEAST_EXPONENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +144,8 @@ def _weights(logits: BlockedLogits, parameters: RowParameters) -> Tensor:
     weights = logits.values - logits.row_maxima[:, None, None]
     if bool((parameters.temperature != 1.0).any()):
         weights *= parameters.temperature.float().reciprocal()[:, None, None]
-    return weights.exp_()
+    weights.clamp_(min=LEAST_EXPONENT).exp_()
+    return torch.nn.functional.threshold_(weights, LEAST_WEIGHT, 0.0)
 
 
 def _candidate_weights(

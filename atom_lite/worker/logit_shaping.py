@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from atom_lite.messages import SamplingParams
     from atom_lite.worker.sampler import Draw
     from atom_lite.worker.sequence_shaping import Ids, SequenceShaping, TokenCounts
 
@@ -66,7 +65,7 @@ class LogitShaper:
             draws: R.
         """
         shaped = [(row, draw.shaping) for row, draw in enumerate(draws) if draw.shaping is not None]
-        allowed = [(row, shaping.allowed) for row, shaping in shaped if shaping.allowed is not None]
+        allowed = [(row, shaping.allowed) for row, shaping in shaped if len(shaping.allowed)]
         if allowed:
             _restrict(logits, allowed)
         forbidden = self._forbidden(draws)
@@ -76,7 +75,7 @@ class LogitShaper:
         if biased:
             _add_biases(logits, biased)
         penalised = [
-            (row, shaping.sampling, shaping.token_counts)
+            (row, shaping.sampling.repetition_penalty, shaping.token_counts)
             for row, shaping in shaped
             if shaping.token_counts is not None
         ]
@@ -126,16 +125,20 @@ def _cells(logits: Tensor, row_ids: RowIds) -> _Cells:
 
 
 def _restrict(logits: Tensor, allowed: RowIds) -> None:
-    """Forbid all but the allowed ids, in rows where one of those can still be drawn."""
-    cells = _cells(logits, allowed)
-    kept = cells.read()
-    lengths = torch.tensor([len(ids) for _, ids in allowed], device=logits.device)
-    best = torch.segment_reduce(kept, "max", lengths=lengths)
-    rows = torch.tensor([row for row, _ in allowed], device=logits.device)
+    """Forbid all but the allowed ids, in rows where one of those can still be drawn.
+
+    Row by row, unlike the rest: such lists may be long, and one gather needs no index of them all.
+    """
+    ids = [torch.from_numpy(ids).to(logits.device) for _, ids in allowed]
+    rows = [logits[row] for row, _ in allowed]
+    kept = [row.index_select(0, places) for row, places in zip(rows, ids, strict=True)]
+    best = torch.stack([values.amax() for values in kept])
     limits = logits.new_full((len(logits),), torch.inf)
-    limits[rows] = torch.where(best == -torch.inf, torch.inf, -torch.inf)
-    logits.clamp_(max=limits.unsqueeze(1))  # filling whole rows takes 20 times as long
-    cells.write(kept)
+    index = torch.tensor([row for row, _ in allowed], device=logits.device)
+    limits[index] = torch.where(best == -torch.inf, torch.inf, -torch.inf)
+    logits.clamp_(max=limits.unsqueeze(1))  # in one pass, 20 times as fast as filling columns
+    for row, places, values in zip(rows, ids, kept, strict=True):
+        row.scatter_(0, places, values)
 
 
 def _forbid(logits: Tensor, forbidden: RowIds) -> None:
@@ -154,28 +157,20 @@ def _add_biases(logits: Tensor, biased: list[tuple[int, SequenceShaping]]) -> No
     cells.write(_bounded(before + biases, before))
 
 
-def _penalise(logits: Tensor, penalised: list[tuple[int, SamplingParams, TokenCounts]]) -> None:
+def _penalise(logits: Tensor, penalised: list[tuple[int, float, TokenCounts]]) -> None:
     cells = _cells(logits, [(row, tokens.ids) for row, _, tokens in penalised])
-    penalties = np.array(
-        [
-            (options.repetition_penalty, options.frequency_penalty, options.presence_penalty)
-            for _, options, _ in penalised
-        ],
-        dtype=np.float32,
-    )
+    repetition = np.array([factor for _, factor, _ in penalised], dtype=np.float32)
     num_ids = [len(tokens.ids) for _, _, tokens in penalised]
-    repetition, frequency, presence = penalties.repeat(num_ids, axis=0).T
-    counts = np.concatenate([tokens.counts for _, _, tokens in penalised])
-    factors = _column(repetition, logits)
-    losses = _column(counts * frequency + (counts > 0.0) * presence, logits)
+    factors = _column(repetition.repeat(num_ids), logits)
+    losses = _column(np.concatenate([tokens.losses for _, _, tokens in penalised]), logits)
     before = cells.read()
-    after = torch.where(before > 0.0, before / factors, before * factors) - losses
+    after = torch.where(before > 0.0, before / factors, before * factors).sub_(losses)
     cells.write(_bounded(after, before))
 
 
 def _column(values: NDArray[np.float32], logits: Tensor) -> Tensor:
     """The values on the logits' device."""
-    return torch.from_numpy(np.ascontiguousarray(values)).to(logits.device)
+    return torch.from_numpy(values).to(logits.device)
 
 
 def _bounded(after: Tensor, before: Tensor) -> Tensor:

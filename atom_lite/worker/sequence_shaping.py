@@ -72,7 +72,7 @@ class SequenceShaping:
         vocab_size: V.
 
     Attributes:
-        allowed: the only ids that may be drawn; None allows all.
+        allowed: the only ids that may be drawn; none at all is no restriction.
         bias_ids: ids whose logit is raised or lowered.
         biases: float32, by how much each.
         token_counts: what the penalties need; None where none is set.
@@ -87,17 +87,14 @@ class SequenceShaping:
         vocab_size: int,
     ) -> None:
         self.sampling = sampling
-        self.allowed: Ids | None = None
-        if sampling.allowed_token_ids is not None:
-            self.allowed = _known_ids(sampling.allowed_token_ids, vocab_size)
+        self.allowed = _known_ids(sampling.allowed_token_ids or (), vocab_size)
         self.bias_ids = _known_ids(sampling.logit_bias, vocab_size)
         self.biases = np.array(
             [sampling.logit_bias[token_id] for token_id in self.bias_ids.tolist()], dtype=np.float32
         )
         self.token_counts: TokenCounts | None = None
         if _penalises(sampling):
-            repeats = sampling.repetition_penalty != 1.0
-            self.token_counts = TokenCounts(prompt if repeats else prompt[:0], output, vocab_size)
+            self.token_counts = TokenCounts(sampling, prompt, output, vocab_size)
         self._bad_words = BadWords(sampling.bad_words, vocab_size)
         self._output = output
 
@@ -114,25 +111,36 @@ class SequenceShaping:
 
 
 class TokenCounts:
-    """The different ids of prompt and output, and how often each stands in the output.
+    """The different ids that the penalties concern, and what each loses to those on the output.
 
     Args:
+        sampling: has a penalty.
         prompt: token ids, read.
         output: token ids, read.
         vocab_size: V.
     """
 
     def __init__(
-        self, prompt: NDArray[np.int32], output: NDArray[np.int32], vocab_size: int
+        self,
+        sampling: SamplingParams,
+        prompt: NDArray[np.int32],
+        output: NDArray[np.int32],
+        vocab_size: int,
     ) -> None:
+        self._presence = sampling.presence_penalty
+        self._frequency = sampling.frequency_penalty
         counts = np.bincount(output, minlength=vocab_size)
-        present = counts > 0
-        present[prompt] = True
-        self._ids = np.flatnonzero(present)
-        self._counts = counts[self._ids].astype(np.float32)
+        concerned = counts > 0
+        if sampling.repetition_penalty != 1.0:
+            concerned[prompt] = True
+        self._ids = np.flatnonzero(concerned)
         # The ids known from the start are sorted and searched; a dict of them would cost megabytes.
         self._num_sorted = self._num_ids = len(self._ids)
         self._slots: dict[int, int] = {}  # of ids that were added since
+        self._counts = counts[self._ids]
+        self._losses = (
+            self._frequency * self._counts + self._presence * (self._counts > 0)
+        ).astype(np.float32)
 
     @property
     def ids(self) -> Ids:
@@ -140,25 +148,27 @@ class TokenCounts:
         return self._ids[: self._num_ids]
 
     @property
-    def counts(self) -> NDArray[np.float32]:
-        """Of each of `ids`, its number of places in the output; 0 if it is the prompt's alone."""
-        return self._counts[: self._num_ids]
+    def losses(self) -> NDArray[np.float32]:
+        """What each of `ids` loses to presence_penalty and frequency_penalty."""
+        return self._losses[: self._num_ids]
 
     def add(self, token_id: int) -> None:
         """Count one more output token."""
         slot = self._slots.get(token_id)
         if slot is None:
             slot = self._slots[token_id] = self._find_or_append(token_id)
-        self._counts[slot] += 1.0
+        self._counts[slot] += 1
+        self._losses[slot] = self._frequency * self._counts[slot] + self._presence
 
     def _find_or_append(self, token_id: int) -> int:
         slot = int(np.searchsorted(self._ids[: self._num_sorted], token_id))
         if slot < self._num_sorted and self._ids[slot] == token_id:
             return slot
         if self._num_ids == len(self._ids):
-            room = max(LEAST_ROOM, self._num_ids)
-            self._ids = np.concatenate([self._ids, np.zeros(room, self._ids.dtype)])
-            self._counts = np.concatenate([self._counts, np.zeros(room, np.float32)])
+            self._ids, self._counts, self._losses = (
+                np.concatenate([column, np.zeros(max(LEAST_ROOM, len(column)), column.dtype)])
+                for column in (self._ids, self._counts, self._losses)
+            )
         self._ids[self._num_ids] = token_id
         self._num_ids += 1
         return self._num_ids - 1

@@ -20,9 +20,9 @@ def array(ids):
     return np.array(ids, dtype=np.int32)
 
 
-def counts_of(tokens):
+def losses_of(tokens):
     assert len(set(tokens.ids.tolist())) == len(tokens.ids)
-    return dict(zip(tokens.ids.tolist(), tokens.counts.tolist(), strict=True))
+    return dict(zip(tokens.ids.tolist(), tokens.losses.tolist(), strict=True))
 
 
 @given(
@@ -31,19 +31,22 @@ def counts_of(tokens):
     known=st.integers(0, 200),
 )
 def test_tokens_counted_one_by_one_or_at_once_are_the_same(prompt, output, known):
-    tokens = TokenCounts(array(prompt), array(output[:known]), VOCAB)
+    sampling = params(repetition_penalty=1.1, frequency_penalty=1.0, presence_penalty=0.5)
+    tokens = TokenCounts(sampling, array(prompt), array(output[:known]), VOCAB)
     for token_id in output[known:]:
         tokens.add(token_id)
-    expected = dict.fromkeys(prompt, 0) | {token_id: output.count(token_id) for token_id in output}
-    assert counts_of(tokens) == expected
+    of_output = {token_id: output.count(token_id) + 0.5 for token_id in output}
+    assert losses_of(tokens) == dict.fromkeys(prompt, 0.0) | of_output
 
 
 def test_prompt_is_looked_at_only_for_the_repetition_penalty():
     prompt, output = array([1, 2, 2]), array([2, 9])
-    both = SequenceShaping(params(repetition_penalty=1.1), prompt, output, vocab_size=VOCAB)
-    assert counts_of(both.token_counts) == {1: 0, 2: 1, 9: 1}
-    alone = SequenceShaping(params(presence_penalty=1.1), prompt, output, vocab_size=VOCAB)
-    assert counts_of(alone.token_counts) == {2: 1, 9: 1}
+    both = SequenceShaping(
+        params(repetition_penalty=1.1, frequency_penalty=1.0), prompt, output, vocab_size=VOCAB
+    )
+    assert losses_of(both.token_counts) == {1: 0.0, 2: 1.0, 9: 1.0}
+    alone = SequenceShaping(params(presence_penalty=0.5), prompt, output, vocab_size=VOCAB)
+    assert losses_of(alone.token_counts) == {2: 0.5, 9: 0.5}
 
 
 def test_bad_word_is_completed_by_the_outputs_tail():
@@ -81,7 +84,7 @@ class Mirror:
 
     def __init__(self):
         self.table = SequenceTable(max_model_len=40, block_size=40, num_rows=1)
-        self.sampling = params(repetition_penalty=1.2)
+        self.sampling = params(repetition_penalty=1.2, frequency_penalty=1.0)
 
     def start(self, token_ids, *, epoch):
         start = SequenceStart(
@@ -108,7 +111,7 @@ class Mirror:
         )
         (sequence,) = self.table.apply(StepPlan(step_id=1, starts=list(starts), rows=[row]))
         shaping = current_shaping(sequence, self.table.token_ids(sequence), vocab_size=VOCAB)
-        return counts_of(shaping.token_counts)
+        return losses_of(shaping.token_counts)
 
 
 def test_tokens_are_counted_as_plans_bring_them_and_anew_in_a_later_epoch():

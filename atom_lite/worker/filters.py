@@ -145,7 +145,7 @@ def _weights(logits: BlockedLogits, parameters: RowParameters) -> Tensor:
     if bool((parameters.temperature != 1.0).any()):
         weights *= parameters.temperature.float().reciprocal()[:, None, None]
     weights.clamp_(min=LEAST_EXPONENT).exp_()
-    return torch.nn.functional.threshold_(weights, LEAST_WEIGHT, 0.0)
+    return torch.nn.functional.threshold(weights, LEAST_WEIGHT, 0.0, inplace=True)
 
 
 def _candidate_weights(

@@ -15,6 +15,13 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from atom_lite.worker.blocked_logits import block_logits
+from atom_lite.worker.filters import (
+    draw_from_all,
+    draw_from_nucleus,
+    draw_from_top_k,
+    row_parameters,
+)
 from atom_lite.worker.randomness import uniforms
 from atom_lite.worker.sampler import Draw, Sampler
 from tests.unit.worker.sampling_reference import drawn_weights, params
@@ -132,6 +139,23 @@ def test_vanishing_temperature_is_greedy_and_a_tiny_one_does_not_overflow():
     logits = torch.tensor([[1.0, 80.0, -3e38, 79.9]])
     for temperature in (1e-30, 1e-6, 1e-4):
         assert sample(logits, [Draw(params(temperature=temperature), 0)]) == [1]
+
+
+@pytest.mark.parametrize(
+    ("draw", "filters"),
+    [
+        (draw_from_all, {}),
+        (draw_from_all, {"min_p": 1e-30}),
+        (draw_from_nucleus, {"top_p": 0.99}),
+        (draw_from_top_k, {"top_k": 9}),
+    ],
+)
+def test_uniform_of_zero_draws_the_first_id_that_weighs_anything(draw, filters):
+    logits = torch.full((1, 200), -math.inf)
+    logits[0, 100] = -500.0  # too light to count beside the rest
+    logits[0, 130:140] = 1.0
+    parameters = row_parameters([params(**filters)], torch.zeros(1).double(), vocab_size=200)
+    assert draw(block_logits(logits), parameters).tolist() == [130]
 
 
 @pytest.mark.parametrize("ignore_eos", [False, True])

@@ -27,7 +27,7 @@ import uvicorn
 
 from atom_lite.api.app import create_app
 from atom_lite.api.prompts import read_template
-from atom_lite.config import CacheConfig
+from atom_lite.config import CacheConfig, ParallelConfig
 from atom_lite.engine.node import run_node
 from atom_lite.errors import ConfigError, EngineError
 from atom_lite.ipc.remote_engine import RemoteEngine
@@ -68,6 +68,8 @@ def serve(config: Config) -> int:
     """
     configure_logging(config.observability.log_level)
     placement = find_placement(config.parallel, os.environ)
+    if placement is not None and not placement.is_torchrun:
+        _check_address(placement)
     if placement is not None and not placement.has_head:
         return _run_followers(config, placement)
     read_template(config.model.chat_template)  # a mistake in it is told before the model loads
@@ -91,6 +93,16 @@ def _run_followers(config: Config, placement: Placement) -> int:
     return run_as_rank(config, placement)
 
 
+def _check_address(placement: Placement) -> None:
+    """Fail here and at once where a name means nothing: torch would ask for it for minutes."""
+    rendezvous = placement.rendezvous
+    try:
+        socket.getaddrinfo(rendezvous.address, rendezvous.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:  # UnicodeError: no host name at all
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"--master-addr {rendezvous.address}: {reason}") from error
+
+
 def describe_engine(ready: EngineReady) -> str:
     """What runs where and what memory it takes, in one line for the log."""
     memory = ", ".join(f"{kind} {size / 1e6:.0f} MB" for kind, size in ready.memory_bytes.items())
@@ -103,8 +115,14 @@ def describe_engine(ready: EngineReady) -> str:
 
 def ignored_settings(config: Config, ready: EngineReady, checkpoint: Checkpoint) -> list[str]:
     """What the operator asked for and this start has no use for, each with the reason."""
-    cache, model = config.cache, config.model.model
+    cache, model, parallel = config.cache, config.model.model, config.parallel
     found = []
+    if parallel.nnodes == 1:
+        no_meeting = "it says where several hosts meet, and --nnodes is 1"
+        if parallel.master_addr is not None:
+            found.append(f"--master-addr: {no_meeting}")
+        if parallel.master_port != ParallelConfig().master_port:
+            found.append(f"--master-port: {no_meeting}")
     if cache.gpu_memory_utilization != CacheConfig().gpu_memory_utilization:
         if ready.device == "cpu":
             found.append("--gpu-memory-utilization: the model runs on a CPU")

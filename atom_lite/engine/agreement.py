@@ -37,6 +37,7 @@ _FLAGS_KEY = "head_flags"
 _FACTS_KEY = "head_facts"
 _REFUSED_KEY = "refused"
 _READY_KEY = "ready"
+_HEAD_GONE = "the head is gone while the stages start"
 _POLL_SECONDS = 0.02
 _FACTS = (
     "architecture",
@@ -116,10 +117,30 @@ class HeadTerms:
                 name = self._topology.describe(rank)
                 raise ConfigError(f"{name} was started with other settings: {reason}")
 
-    def all_ready(self) -> bool:
-        """Whether every follower has loaded its layers."""
-        keys = [f"{_READY_KEY}/{rank}" for rank in self._topology.follower_ranks]
-        return bool(self._store.check(keys))
+    def wait_until_ready(self, patience_seconds: float, check: Callable[[], None]) -> None:
+        """Wait until every follower has loaded its layers; stage 0 has.
+
+        All have begun at about the same time, and have about as much to load. So a follower that
+        needs that much longer than stage 0 is stuck, though its process lives and answers.
+
+        Args:
+            patience_seconds: how much longer.
+            check: called every few milliseconds; what it raises ends the wait.
+
+        Raises:
+            PipelineError: a follower is stuck.
+        """
+        deadline = time.monotonic() + patience_seconds
+        missing = list(self._topology.follower_ranks)
+        while missing := [r for r in missing if not self._store.check([f"{_READY_KEY}/{r}"])]:
+            check()
+            if time.monotonic() > deadline:
+                names = ", ".join(self._topology.describe(rank) for rank in missing)
+                raise PipelineError(
+                    f"{names} did not load within {patience_seconds:g} s "
+                    "(--startup-timeout-seconds) after stage 0: stuck, or in need of a longer limit"
+                )
+            time.sleep(_POLL_SECONDS)
 
 
 class FollowerTerms:
@@ -157,6 +178,13 @@ class FollowerTerms:
         """
         return int(self._wait(_FACTS_KEY, lambda: False)["num_blocks"])
 
+    def check_head(self) -> None:
+        """Raise PipelineError if the head is gone."""
+        try:
+            self._store.check([_FLAGS_KEY])
+        except RuntimeError as error:  # the store ends with the head's process
+            raise PipelineError(_HEAD_GONE) from error
+
     def check_facts(self, info: RunnerInfo) -> None:
         """Compare what was loaded here, then say that this stage is ready.
 
@@ -178,4 +206,4 @@ class FollowerTerms:
                 time.sleep(_POLL_SECONDS)
             return msgspec.json.decode(self._store.get(key), type=Terms)
         except RuntimeError as error:  # the store ends with the head's process
-            raise PipelineError("the head is gone while the stages start") from error
+            raise PipelineError(_HEAD_GONE) from error

@@ -15,7 +15,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from atom_lite.messages import StepResult
 
 T = TypeVar("T")
+
+_CHECK_SECONDS = 0.05
 
 
 class ForwardThread:
@@ -36,8 +38,14 @@ class ForwardThread:
         self._thread = threading.Thread(target=self._run, name="forward", daemon=True)
         self._thread.start()
 
-    def call(self, function: Callable[[], T]) -> T:
-        """Run a function on this thread and wait for what it returns or raises."""
+    def call(self, function: Callable[[], T], check: Callable[[], None] | None = None) -> T:
+        """Run a function on this thread and wait for what it returns or raises.
+
+        Args:
+            function: called on this thread.
+            check: called by the caller's thread now and then; what it raises ends the wait, and
+                the function is left to itself.
+        """
         outcome: Future[T] = Future()
 
         def job() -> None:
@@ -47,6 +55,8 @@ class ForwardThread:
                 outcome.set_exception(error)
 
         self._jobs.put(job)
+        while check is not None and not wait((outcome,), _CHECK_SECONDS).done:
+            check()
         return outcome.result()
 
     def start(self, step: Callable[[], StepResult | None], on_done: Callable[[], None]) -> None:

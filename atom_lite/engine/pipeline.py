@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from atom_lite.parallel.groups import Groups
     from atom_lite.parallel.placement import Placement
 
-_POLL_SECONDS = 0.02
-
 logger = logging.getLogger(__name__)
 
 
@@ -172,7 +170,7 @@ def start_pipeline(
     )
     control = DistributedHeadLink(topology, groups, wake=wake, timing=LinkTiming())
     links = Links(control=control, hidden=hidden, followers=followers)
-    runner = _load(config, forward, topology, terms, links)
+    runner = _load(config, forward, terms, links, placement)
     timeout = config.parallel.step_timeout_seconds
     return PipelineExecutor(runner, forward, links, wake, step_timeout_seconds=timeout), runner
 
@@ -204,17 +202,19 @@ def _join(
 
 
 def _load(
-    config: Config, forward: ForwardThread, topology: Topology, terms: HeadTerms, links: Links
+    config: Config, forward: ForwardThread, terms: HeadTerms, links: Links, placement: Placement
 ) -> Runner:
     """Load stage 0 while the others load theirs, and wait for them."""
+
+    def check() -> None:
+        links.control.poll_results()  # raises what a stage reports
+        links.followers.check()
+
     try:
-        place = StagePlace(stage=0, num_stages=topology.num_stages)
-        runner = forward.call(lambda: Runner.load(config, place))
+        place = StagePlace(stage=0, num_stages=placement.num_stages)
+        runner = forward.call(lambda: Runner.load(config, place), check)
         terms.publish_facts(runner.info)
-        while not terms.all_ready():
-            links.control.poll_results()  # raises what a stage reports
-            links.followers.check()
-            time.sleep(_POLL_SECONDS)
+        terms.wait_until_ready(placement.rendezvous.startup_seconds, check)
     except BaseException:
         links.control.close()
         links.followers.end()

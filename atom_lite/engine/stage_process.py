@@ -62,13 +62,17 @@ class Stage:
         self._runner: Runner | None = None
 
     def load(self, terms: FollowerTerms) -> None:
-        """Load the layers, with as many KV blocks as the head has, and compare the rest with it."""
+        """Load the layers, with as many KV blocks as the head has, and compare the rest with it.
+
+        However long that takes or hangs, it ends when the head does.
+        """
         place = StagePlace(
             stage=self._topology.stage,
             num_stages=self._topology.num_stages,
             pool_blocks=terms.pool_blocks,
         )
-        self._runner = self._forward.call(lambda: Runner.load(self._spec.config, place))
+        config = self._spec.config
+        self._runner = self._forward.call(lambda: Runner.load(config, place), terms.check_head)
         terms.check_facts(self._runner.info)
 
     def run(self) -> int:

@@ -210,10 +210,10 @@ def _listen(rendezvous: Rendezvous) -> socket.socket:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
             listener.listen(1024)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: no host name at all
+            reason = getattr(error, "strerror", None) or str(error)
             raise ConfigError(
-                f"cannot listen on {rendezvous.address}:{rendezvous.port} for the stages: "
-                f"{error.strerror}"
+                f"cannot listen on {rendezvous.address}:{rendezvous.port} for the stages: {reason}"
             ) from error
         stack.pop_all()
         return listener

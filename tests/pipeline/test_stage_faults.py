@@ -18,7 +18,7 @@ from atom_lite.engine import followers
 from atom_lite.engine.in_process import Engine
 from atom_lite.errors import EngineError
 from atom_lite.messages import SamplingParams, SequenceFinished
-from tests.pipeline.faults import VARIABLE, fault
+from tests.pipeline.faults import LOADING, VARIABLE, fault
 from tests.pipeline.tiny_run import tiny_config
 
 if TYPE_CHECKING:
@@ -128,3 +128,23 @@ def test_a_fault_in_the_startup_sweep_fails_the_start(
     with pytest.raises(EngineError, match=told):
         Engine(sweeping)
     assert time.monotonic() - started < BOUND_SECONDS
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("hang", r"stage 1 did not load within 15 s \(--startup-timeout-seconds\) after stage 0"),
+        ("raise", "stage 1 failed: ValueError: planted"),
+        ("die", "stage 1"),
+    ],
+)
+def test_a_fault_while_a_stage_loads_fails_the_start(
+    config: Config, monkeypatch: pytest.MonkeyPatch, kind: str, told: str
+) -> None:
+    plant(monkeypatch, layer=1, kind=kind, step_id=LOADING)
+    parallel = dataclasses.replace(config.parallel, startup_timeout_seconds=15.0)
+    started = time.monotonic()
+    with pytest.raises(EngineError, match=told):
+        Engine(dataclasses.replace(config, parallel=parallel))
+    assert time.monotonic() - started < BOUND_SECONDS + 15.0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atom_lite import launch
-from atom_lite.config import CacheConfig, Config, ModelConfig, ServerConfig
+from atom_lite.config import CacheConfig, Config, ModelConfig, ParallelConfig, ServerConfig
 from atom_lite.errors import ConfigError
 from atom_lite.models.checkpoint import Checkpoint
 from tests.fakes.fake_engine import engine_ready
@@ -28,6 +29,18 @@ def test_a_template_that_is_none_is_told_before_anything_is_loaded(template: str
     config = Config(model=ModelConfig(model="/no/such/model", chat_template=template))
     with pytest.raises(ConfigError, match="template"):
         launch.serve(config)
+
+
+@pytest.mark.parametrize("node_rank", [0, 1])
+@pytest.mark.parametrize("address", ["a" * 70, "..", "no such host"])
+def test_an_address_of_the_head_that_means_nothing_is_named_at_once(
+    address: str, node_rank: int
+) -> None:
+    parallel = ParallelConfig(
+        nnodes=2, node_rank=node_rank, master_addr=address, pipeline_parallel_size=2
+    )
+    with pytest.raises(ConfigError, match=f"--master-addr {re.escape(address)}: "):
+        launch.serve(Config(parallel=parallel))
 
 
 @pytest.mark.parametrize(
@@ -55,6 +68,24 @@ def test_settings_without_effect_are_told(
     config = Config(cache=dataclasses.replace(CacheConfig(), **cache))
     found = launch.ignored_settings(config, engine_ready(device=device), LOCAL)
     assert [reason.split(":")[0] for reason in found] == named
+
+
+@pytest.mark.parametrize(
+    ("parallel", "named"),
+    [
+        ({}, []),
+        ({"master_addr": "head"}, ["--master-addr"]),
+        ({"master_port": 4711}, ["--master-port"]),
+        ({"master_addr": "head", "master_port": 4711, "nnodes": 2}, []),
+    ],
+)
+def test_where_hosts_would_meet_is_told_to_be_ignored_on_one_host(
+    parallel: dict[str, Any], named: list[str]
+) -> None:
+    config = Config(parallel=ParallelConfig(**parallel))
+    found = launch.ignored_settings(config, engine_ready(), LOCAL)
+    assert [reason.split(":")[0] for reason in found] == named
+    assert all("--nnodes is 1" in reason for reason in found)
 
 
 def test_a_revision_of_a_model_on_this_machine_is_told(tmp_path: Path) -> None:

@@ -91,11 +91,9 @@ def test_a_stage_is_ready_once_it_has_loaded_the_same(
     both: tuple[HeadTerms, FollowerTerms],
 ) -> None:
     head, follower = both
-    assert not head.all_ready()
     head.publish_facts(INFO)
     assert follower.pool_blocks() == 77
-    follower.check_facts(INFO)
-    assert head.all_ready()
+    head.wait_until_ready(30.0, check=lambda: follower.check_facts(INFO))
 
 
 def test_a_stage_that_loaded_something_else_is_not_ready(
@@ -105,4 +103,17 @@ def test_a_stage_that_loaded_something_else_is_not_ready(
     head.publish_facts(INFO)
     with pytest.raises(ConfigError, match="dtype is bfloat16 instead of the head's float32"):
         follower.check_facts(dataclasses.replace(INFO, dtype="bfloat16"))
-    assert not head.all_ready()
+    with pytest.raises(PipelineError, match="stage 1 did not load"):
+        head.wait_until_ready(0.0, check=lambda: None)
+
+
+def test_a_stage_that_hangs_while_it_loads_is_named_with_the_limit(
+    both: tuple[HeadTerms, FollowerTerms],
+) -> None:
+    told = r"stage 1 did not load within 0\.1 s \(--startup-timeout-seconds\) after stage 0"
+    with pytest.raises(PipelineError, match=told):
+        both[0].wait_until_ready(0.1, check=lambda: None)
+
+
+def test_a_head_that_is_there_is_not_missed(both: tuple[HeadTerms, FollowerTerms]) -> None:
+    both[1].check_head()

@@ -286,6 +286,6 @@ def _check_together(config: Config) -> None:
             )
         if not config.scheduler.enable_chunked_prefill:
             raise ConfigError("--enable-dynamic-chunking needs --enable-chunked-prefill")
-    _ = config.transfer.kv_role  # says what is wrong with it
+    _ = config.transfer.kv_role, config.model.generation_overrides  # say what is wrong with them
     if config.parallel.tensor_parallel_size > 1:
         raise ConfigError("--tensor-parallel-size: more than 1 rank is not supported yet")

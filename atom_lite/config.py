@@ -55,6 +55,21 @@ def setting(
     raise TypeError(f"a setting's default must be immutable, got {default!r}")
 
 
+def _json_object(flag: str, text: str) -> dict[str, Any]:
+    """What a flag's JSON says.
+
+    Raises:
+        ConfigError: it is no JSON object.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag} {text}: is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{flag} {text}: must be a JSON object")
+    return value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Which weights are served, and as what."""
@@ -101,10 +116,36 @@ class ModelConfig:
         "Where sampling defaults come from: auto (the model's generation_config.json), vllm "
         "(neutral defaults) or a path.",
     )
+    override_generation_config: str | None = setting(
+        None,
+        'JSON object of sampling defaults that go before those, such as {"temperature": 0.5}. '
+        "Default: none.",
+        metavar="JSON",
+    )
+    max_logprobs: int = setting(
+        20, "Most alternatives to a token that a request may ask for; -1 is no limit.", minimum=-1
+    )
+    logprobs_mode: str = setting(
+        "raw_logprobs",
+        "What log probabilities are of: the model's own logits, before temperature, penalties and "
+        "masks. Nothing else is supported yet.",
+        choices=("raw_logprobs",),
+    )
     seed: int = setting(0, "Seed of dummy weights and of requests' own drawn seeds.")
     threads: int | None = setting(
         None, "CPU threads of the engine. Default: all cores that the process may use.", minimum=1
     )
+
+    @property
+    def generation_overrides(self) -> dict[str, Any]:
+        """Sampling defaults of the operator's own; their names are checked with the model's.
+
+        Raises:
+            ConfigError: no JSON object.
+        """
+        if self.override_generation_config is None:
+            return {}
+        return _json_object("--override-generation-config", self.override_generation_config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,11 +294,7 @@ class TransferConfig:
         if self.kv_transfer_config is None:
             return None
         flag = f"--kv-transfer-config {self.kv_transfer_config}"
-        try:
-            settings = json.loads(self.kv_transfer_config)
-        except ValueError as error:
-            raise ConfigError(f"{flag}: is not JSON: {error}") from error
-        role = settings.get("kv_role") if isinstance(settings, dict) else None
+        role = _json_object("--kv-transfer-config", self.kv_transfer_config).get("kv_role")
         if role in ("kv_producer", "kv_both"):
             raise ConfigError(f"{flag}: the role {role} is not supported yet")
         if role != KV_CONSUMER:

@@ -137,7 +137,12 @@ def conflict(param: str, message: str) -> PydanticCustomError:
 
 
 def _path(location: tuple[int | str, ...]) -> list[str]:
-    """A field's place without the names that union branches add ("list[str]", "str")."""
+    """A field's place without the names that union branches add ("list[str]", "str").
+
+    A key that is wrong itself is no place of its own: the field that holds it is.
+    """
+    if location[-1:] == ("[key]",):
+        location = location[:-2]
     path = [str(part) for part in location if re.fullmatch(r"\w+", str(part))]
     while path and path[-1] in ("str", "int", "float", "bool"):
         path.pop()

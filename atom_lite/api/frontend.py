@@ -11,22 +11,24 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from atom_lite.api.generation import Generation, SequenceOutput
+from atom_lite.api.admission import ContextLimits, QueueLimit, check_num_sequences
+from atom_lite.api.generation import Generation
+from atom_lite.api.logprobs import TokenTable
 from atom_lite.api.prompts import PromptBuilder, read_template
 from atom_lite.api.sampling import SamplingBuilder, check_xargs
+from atom_lite.api.sequences import SequenceMaker
 from atom_lite.errors import RequestError
-from atom_lite.messages import SubmitSequence
-from atom_lite.text.output import OutputText
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from starlette.requests import Request
 
+    from atom_lite.api.admission import PromptInput
     from atom_lite.api.engine_client import EngineClient
     from atom_lite.api.schema import GenerationRequest
     from atom_lite.config import Config
-    from atom_lite.messages import SamplingParams
+    from atom_lite.messages import Grammar
     from atom_lite.observability.metrics import Metrics
     from atom_lite.text.tokenizer import Tokenizer
 
@@ -59,11 +61,9 @@ class Frontend:
         self.shutting_down = False
         self.started_at = int(time.time())
         self.prompts = PromptBuilder(tokenizer, read_template(config.model.chat_template))
-        self.sampling = SamplingBuilder(
-            engine.ready,
-            base_seed=config.model.seed,
-            scripted=config.model.load_format == "scripted",
-        )
+        self.sampling = SamplingBuilder(engine.ready, tokenizer, config.model)
+        self.token_table = TokenTable(tokenizer)
+        self._limits = ContextLimits(engine.ready)
         self._queue = QueueLimit(engine, config.server.max_num_queued_reqs)
         self._open: set[Generation] = set()
 
@@ -114,17 +114,19 @@ class Frontend:
     def generation(
         self,
         body: GenerationRequest,
-        prompts: list[list[int]],
+        prompts: list[PromptInput],
         *,
         default_max_tokens: int | None = None,
+        grammar: Grammar | None = None,
     ) -> Generation:
         """A generation that is ready to start.
 
         Args:
             body: the validated request.
-            prompts: token ids; one sequence each.
+            prompts: one or several.
             default_max_tokens: this much where the client says nothing, as far as it fits; None
                 means all that fits.
+            grammar: that the output must keep to.
 
         Raises:
             RequestError: 400 where a prompt or a parameter cannot be served, 503 where the server
@@ -132,56 +134,26 @@ class Frontend:
         """
         check_xargs(body)
         self._check_priority(body)
+        check_num_sequences(body, len(prompts))
         script = self.sampling.script(body)
-        planned = []
-        for prompt in prompts:
-            limit = self._max_tokens(body, len(prompt), default_max_tokens)
-            planned.append((prompt, self.sampling.build(body, limit)))
-        self._admit(len(prompts))
+        asked = body.asked_max_tokens
+        room = asked if asked is not None else default_max_tokens or 1
+        prompts = [self._limits.truncated(body, prompt, room) for prompt in prompts]
+        max_tokens = [
+            self._limits.max_tokens(body, len(prompt.token_ids), default_max_tokens)
+            for prompt in prompts
+        ]
+        sampling = self.sampling.build(body, max_tokens)
+        self._admit(len(prompts) * body.num_candidates)
+        maker = SequenceMaker(
+            self.engine, self.tokenizer, self.metrics, body, script=script, grammar=grammar
+        )
         return Generation(
             self.engine,
-            [
-                self._output(index, body, prompt, sampling, script)
-                for index, (prompt, sampling) in enumerate(planned)
-            ],
+            maker.make(prompts, sampling),
+            num_candidates=body.num_candidates,
+            num_choices=body.num_choices,
         )
-
-    def _output(
-        self,
-        index: int,
-        body: GenerationRequest,
-        prompt: list[int],
-        sampling: SamplingParams,
-        script: list[int] | None,
-    ) -> SequenceOutput:
-        arrival_time = time.monotonic()
-        message = SubmitSequence(
-            sequence_id=self.engine.next_sequence_id(),
-            prompt_token_ids=prompt,
-            sampling=sampling,
-            arrival_time=arrival_time,
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt,
-            script=script,
-        )
-        include_stop = bool(body.include_stop_str_in_output)
-        text = OutputText(
-            self.tokenizer,
-            prompt,
-            stops=body.stops,
-            include_stop_str_in_output=include_stop,
-            skip_special_tokens=body.skip_special_tokens is not False,
-            min_tokens=sampling.min_tokens,
-        )
-        record = self.metrics.start_sequence(
-            num_prompt_tokens=len(prompt),
-            max_tokens=sampling.max_tokens,
-            arrival_time=arrival_time,
-        )
-        hidden = set() if include_stop else set(sampling.stop_token_ids)
-        if not sampling.ignore_eos and not include_stop:
-            hidden.update(self.engine.ready.eos_token_ids)
-        return SequenceOutput(index, message, text, record, frozenset(hidden))
 
     def _check_priority(self, body: GenerationRequest) -> None:
         if body.priority and self.config.scheduler.scheduling_policy != "priority":
@@ -189,31 +161,6 @@ class Frontend:
                 f"'priority' = {body.priority} needs a server with --scheduling-policy priority",
                 param="priority",
             )
-
-    def _max_tokens(self, body: GenerationRequest, num_prompt: int, default: int | None) -> int:
-        ready, asked = self.engine.ready, body.asked_max_tokens
-        limit = ready.max_model_len
-        if num_prompt == 0:
-            raise RequestError(
-                "The prompt is empty: it needs at least one token", param=body.prompt_param
-            )
-        if num_prompt + (asked or 1) > limit:
-            blame = "max_tokens" if asked and num_prompt < limit else body.prompt_param
-            raise _too_long(num_prompt, asked or 1, limit, blame)
-        capacity = ready.num_blocks * ready.block_size
-        if num_prompt + 1 > capacity:
-            raise RequestError(
-                f"The prompt's {num_prompt} tokens and one of output do not fit the KV cache of "
-                f"{capacity} tokens",
-                param=body.prompt_param,
-                code="context_length_exceeded",
-            )
-        room = limit - num_prompt
-        if asked is not None:
-            return asked
-        if default is None:
-            default = int(ready.default_sampling.get("max_new_tokens", room))
-        return min(room, default)
 
     def _admit(self, num_new: int) -> None:
         if self.shutting_down:
@@ -229,51 +176,6 @@ class Frontend:
     def _refuse(self, reason: str, message: str) -> NoReturn:
         self.metrics.reject(reason)
         raise RequestError(message, code=reason, status=503)
-
-
-class QueueLimit:
-    """Decides whether a new request would make the waiting queue too long.
-
-    The engine's snapshot is a step old, so sequences sent since then are counted here: first as
-    taking free seats, then as waiting.
-
-    Args:
-        engine: whose snapshots are read.
-        limit: most sequences that may wait; None is no limit.
-    """
-
-    def __init__(self, engine: EngineClient, limit: int | None) -> None:
-        self._engine = engine
-        self._limit = limit
-        self._snapshot = engine.stats
-        self._num_since = 0
-
-    def take(self, num_new: int) -> bool:
-        """Count new sequences in, or return False when they would have to wait and may not."""
-        stats = self._engine.stats
-        if stats is not self._snapshot:
-            self._snapshot, self._num_since = stats, 0
-        if self._limit is not None:
-            free = 0
-            if stats.num_waiting == 0:
-                free = max(0, self._engine.ready.max_num_seqs - stats.num_running)
-            num_waiting = stats.num_waiting + max(0, self._num_since - free)
-            must_wait = self._num_since + num_new > free
-            if must_wait and num_waiting >= self._limit:
-                return False
-        self._num_since += num_new
-        return True
-
-
-def _too_long(num_prompt: int, num_output: int, limit: int, param: str) -> RequestError:
-    """OpenAI's own words: client libraries look for "maximum context length"."""
-    return RequestError(
-        f"This model's maximum context length is {limit} tokens. However, you requested "
-        f"{num_prompt + num_output} tokens ({num_prompt} in the prompt, {num_output} for the "
-        "completion). Please reduce the length of the prompt or of the completion.",
-        param=param,
-        code="context_length_exceeded",
-    )
 
 
 def frontend_of(request: Request) -> Frontend:

@@ -17,15 +17,19 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from atom_lite.api.logprobs import own_logprob
 from atom_lite.errors import EngineError, RequestError
 from atom_lite.messages import PromptLogprobs, SequenceFinished
+from atom_lite.text.listed_tokens import ListedTokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from atom_lite.api.answered_prompt import AnsweredPrompt
     from atom_lite.api.engine_client import EngineClient
     from atom_lite.messages import FinishReason, SequenceEvent, SubmitSequence, TokensGenerated
     from atom_lite.observability.sequence_record import SequenceRecord
+    from atom_lite.text.listed_tokens import ListedToken
     from atom_lite.text.output import OutputText
 
 logger = logging.getLogger(__name__)
@@ -40,28 +44,35 @@ class SequenceOutput:
     Args:
         index: of the choice in the answer.
         message: what is submitted.
+        prompt: what it continues, shared with the other choices of the same prompt.
         text: turns its tokens into text and finds stop strings.
         record: its contribution to the metrics.
         hidden_ids: ids that end the sequence and whose text is not shown.
+        lists_tokens: whether the answer lists its tokens beside the text.
     """
 
     def __init__(
         self,
         index: int,
         message: SubmitSequence,
+        prompt: AnsweredPrompt,
         text: OutputText,
         record: SequenceRecord,
         hidden_ids: frozenset[int],
+        *,
+        lists_tokens: bool = False,
     ) -> None:
         self.index = index
         self.message = message
-        self.num_prompt_tokens = len(message.prompt_token_ids)
+        self.prompt = prompt
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.fault: RequestError | EngineError | None = None
         self._text = text
+        self._listed = ListedTokens(text) if lists_tokens else None
+        self._sum_logprobs = 0.0
         self._record = record
         self._hidden_ids = hidden_ids
         self._pieces: list[str] = []
@@ -77,6 +88,20 @@ class SequenceOutput:
         self._pieces.clear()
         return text
 
+    def take_tokens(self) -> list[ListedToken]:
+        """The tokens that the answer lists with the text that came since the last call."""
+        return [] if self._listed is None else self._listed.take()
+
+    @property
+    def opens(self) -> bool:
+        """Whether all that an answer may say before the output is known."""
+        return self.prompt.complete or self.finished
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of the output's tokens; what `best_of` goes by."""
+        return self._sum_logprobs / max(1, self.num_output_tokens)
+
     def accept(self, event: SequenceEvent) -> bool:
         """Take an event; True when a stop string ended the sequence before the engine did."""
         if isinstance(event, SequenceFinished):
@@ -84,6 +109,7 @@ class SequenceOutput:
             self._on_engine_finished(event)
             return False
         if isinstance(event, PromptLogprobs):
+            self.prompt.add(event)
             return False
         return not self.finished and self._on_tokens(event)
 
@@ -106,7 +132,12 @@ class SequenceOutput:
         self._record.tokens(len(ids), self.num_cached_tokens, time.monotonic())
         count = self.num_output_tokens + len(ids)
         hide_last = ids[-1] in self._hidden_ids and count >= self.message.sampling.min_tokens
-        delta = self._text.push(ids, hide_last=hide_last)
+        if self._listed is None:
+            delta = self._text.push(ids, hide_last=hide_last)
+        else:
+            delta = self._listed.push(ids, event.logprobs, hide_last=hide_last)
+        if event.logprobs:
+            self._sum_logprobs += sum(map(own_logprob, event.logprobs[: delta.num_tokens]))
         self.num_output_tokens += delta.num_tokens
         if delta.text:
             self._pieces.append(delta.text)
@@ -126,7 +157,8 @@ class SequenceOutput:
             else:
                 self.fail(EngineError(text))
             return
-        if tail := self._text.finish():
+        source = self._text if self._listed is None else self._listed
+        if tail := source.finish():
             self._pieces.append(tail)
         if self._text.stop is not None:  # completed by bytes that were held as half a character
             self.end("stop", self._text.stop)
@@ -140,10 +172,21 @@ class Generation:
     Args:
         engine: where they run.
         outputs: one for each sequence, in the order of their index.
+        num_candidates: sequences of each prompt.
+        num_choices: of these, how many the answer shows.
     """
 
-    def __init__(self, engine: EngineClient, outputs: Sequence[SequenceOutput]) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        outputs: Sequence[SequenceOutput],
+        *,
+        num_candidates: int = 1,
+        num_choices: int = 1,
+    ) -> None:
         self.outputs = outputs
+        self._num_candidates = num_candidates
+        self._num_choices = num_choices
         self.client_gone = False
         self._engine = engine
         self._news = asyncio.Event()
@@ -158,6 +201,20 @@ class Generation:
     def settled(self) -> bool:
         """Whether the answer is complete, or there is nobody to read it."""
         return self.client_gone or all(output.finished for output in self.outputs)
+
+    @property
+    def choices(self) -> list[SequenceOutput]:
+        """What the answer shows: of each prompt's candidates the likeliest, best first."""
+        size, count = self._num_candidates, self._num_choices
+        if size == count:
+            return list(self.outputs)
+        return [
+            output
+            for first in range(0, len(self.outputs), size)
+            for output in sorted(
+                self.outputs[first : first + size], key=lambda each: -each.mean_logprob
+            )[:count]
+        ]
 
     def start(self) -> None:
         """Submit every sequence."""
@@ -207,6 +264,8 @@ class Generation:
                 if output.accept(event):
                     self._engine.abort(sequence_id, reason="stop")
                 self._report(output)
+                if isinstance(event, PromptLogprobs):
+                    self._report_all_of(output.prompt)
             output.fail(EngineError("The engine ended a sequence without a last word"))
         except EngineError as error:
             output.fail(error)
@@ -217,6 +276,12 @@ class Generation:
         self._report(output)
         if output.fault is not None:
             self.abort()  # one failed sequence fails the request: the others need not go on
+
+    def _report_all_of(self, prompt: AnsweredPrompt) -> None:
+        """The choices of a prompt may begin with what is told of it."""
+        for output in self.outputs:
+            if output.prompt is prompt:
+                self._report(output)
 
     def _report(self, output: SequenceOutput) -> None:
         self._changed[output.index] = output

@@ -17,25 +17,10 @@ if TYPE_CHECKING:
 
 # Field -> values that ask for nothing. None (absent or null) always does.
 NOT_YET: dict[str, tuple[Any, ...]] = {
-    # more than one choice
-    "n": (1,),
-    "best_of": (1,),
+    # choosing among sequences, telling of single tokens
     "use_beam_search": (False,),
-    # log probabilities and token echoes
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (False,),
     "logprob_token_ids": (),
-    "echo": (False,),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
     # shaping the distribution
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
     "length_penalty": (1,),
     "repetition_detection": (),
     "repeat_penalty": (1,),
@@ -78,8 +63,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "prompt_embeds": (),
     "chat_template": (),
-    "truncate_prompt_tokens": (),
-    "truncation_side": (),
     "mm_processor_kwargs": (),
     # other kinds of output
     "modalities": (["text"],),

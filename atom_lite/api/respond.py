@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from atom_lite.api.replies import Reply
 
 _STATUS_WAIT_SECONDS = 1.0
+# Log probabilities of this many tokens take some 4 ms to write; a thread hop takes about 0.1 ms.
+_THREAD_ABOVE_FIGURES = 4096
 
 
 class GenerationResponse(Response):
@@ -46,6 +48,7 @@ class GenerationResponse(Response):
         self._reply = reply
         self._stream_interval = stream_interval
         self._tokens_sent: dict[int, int] = {}
+        self._ended: set[int] = set()  # choices whose last chunk is sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; on every way out nothing of this request runs on."""
@@ -71,7 +74,11 @@ class GenerationResponse(Response):
         if generation.fault is not None:
             await fault_response(generation.fault)(scope, receive, send)
             return
-        body = self._reply.whole(generation.outputs)
+        reply = self._reply
+        if sum(map(reply.num_figures, generation.outputs)) > _THREAD_ABOVE_FIGURES:
+            body = await asyncio.to_thread(reply.whole, generation)
+        else:
+            body = reply.whole(generation)
         await Response(body, media_type=self.media_type)(scope, receive, send)
 
     async def _send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,7 +93,7 @@ class GenerationResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
         while True:
             settled = generation.settled
-            data = b"".join([self._chunks(output) for output in generation.take_changed()])
+            data = b"".join([await self._chunks(output) for output in generation.take_changed()])
             if settled:
                 break
             if data:
@@ -96,19 +103,32 @@ class GenerationResponse(Response):
         if not generation.client_gone:
             await _write(send, data + self._closing(), more=False)
 
-    def _chunks(self, output: SequenceOutput) -> bytes:
-        """What is new of a choice: its role first, then text, then how it ended."""
-        sent = self._tokens_sent.get(output.index)
-        due = sent is None or output.num_output_tokens - sent >= self._stream_interval
-        if output.fault is not None or not (due or output.finished):
+    async def _chunks(self, output: SequenceOutput) -> bytes:
+        """What is new of a choice: what it opens with, then text, then how it ended."""
+        index = output.index
+        if output.fault is not None or not output.opens or index in self._ended:
             return b""
-        parts = [self._reply.opening(output)] if sent is None else []
-        self._tokens_sent[output.index] = output.num_output_tokens
-        if text := output.take_text():
-            parts.append(self._reply.delta(output, text))
+        parts = []
+        sent = self._tokens_sent.get(index)
+        if sent is None:
+            parts.append(await self._opening(output))
+        elif not output.finished and output.num_output_tokens - sent < self._stream_interval:
+            return b""
+        self._tokens_sent[index] = output.num_output_tokens
+        text, tokens = output.take_text(), output.take_tokens()
+        if text:
+            parts.append(self._reply.delta(output, text, tokens))
+            tokens = []
         if output.finished and self._generation.fault is None:
-            parts.append(self._reply.ending(output))
+            self._ended.add(index)
+            parts.append(self._reply.ending(output, tokens))
         return b"".join(parts)
+
+    async def _opening(self, output: SequenceOutput) -> bytes:
+        """An echoed prompt may be long; what is told of it does not change any more."""
+        if self._reply.num_prompt_figures(output) > _THREAD_ABOVE_FIGURES:
+            return await asyncio.to_thread(self._reply.opening, output)
+        return self._reply.opening(output)
 
     def _closing(self) -> bytes:
         fault = self._generation.fault

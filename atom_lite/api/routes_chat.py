@@ -6,10 +6,12 @@ from fastapi import APIRouter
 from starlette.requests import Request  # noqa: TC002  # FastAPI reads the annotation
 from starlette.responses import Response  # noqa: TC002
 
+from atom_lite.api.admission import PromptInput
 from atom_lite.api.frontend import frontend_of
 from atom_lite.api.gate import rename_request, request_id_of
 from atom_lite.api.openapi import GENERATES, answers, body_of
-from atom_lite.api.replies import ChatReply, ReplyOptions
+from atom_lite.api.replies import ChatReply
+from atom_lite.api.reply_options import ReplyOptions
 from atom_lite.api.respond import GenerationResponse
 from atom_lite.api.schema import read_body
 from atom_lite.api.schema_answers import ChatCompletion, ChatCompletionChunk
@@ -33,14 +35,11 @@ async def chat_completions(request: Request) -> Response:
     prompt = await frontend.prompts.from_messages(
         body.messages, body, add_special_tokens=body.add_special_tokens
     )
-    generation = frontend.generation(body, [prompt])
-    options = ReplyOptions(
-        request_id=request_id_of(request),
-        model=model,
-        stream=bool(body.stream),
-        usage=body.wants_usage,
-        running_usage=body.wants_running_usage,
+    generation = frontend.generation(body, [PromptInput(prompt)])
+    options = ReplyOptions.of(
+        body, frontend.sampling, request_id=request_id_of(request), model=model
     )
+    reply = ChatReply(options, frontend.token_table)
     return GenerationResponse(
-        frontend, generation, ChatReply(options), stream_interval=body.stream_interval or 1
+        frontend, generation, reply, stream_interval=body.stream_interval or 1
     )

@@ -8,10 +8,12 @@ from fastapi import APIRouter
 from starlette.requests import Request  # noqa: TC002  # FastAPI reads the annotation
 from starlette.responses import Response  # noqa: TC002
 
+from atom_lite.api.admission import PromptInput
 from atom_lite.api.frontend import frontend_of
 from atom_lite.api.gate import rename_request, request_id_of
 from atom_lite.api.openapi import GENERATES, answers, body_of
-from atom_lite.api.replies import CompletionReply, ReplyOptions
+from atom_lite.api.replies import CompletionReply
+from atom_lite.api.reply_options import ReplyOptions
 from atom_lite.api.respond import GenerationResponse
 from atom_lite.api.schema import read_body
 from atom_lite.api.schema_answers import Completion, CompletionChunk
@@ -36,21 +38,18 @@ async def completions(request: Request) -> Response:
     if body.request_id is not None:
         rename_request(request, body.request_id)
     model = frontend.check_model(body.model)
-    prompts = await _token_ids(frontend, body)
+    prompts = await _prompts(frontend, body)
     generation = frontend.generation(body, prompts, default_max_tokens=DEFAULT_MAX_TOKENS)
-    options = ReplyOptions(
-        request_id=request_id_of(request),
-        model=model,
-        stream=bool(body.stream),
-        usage=body.wants_usage,
-        running_usage=body.wants_running_usage,
+    options = ReplyOptions.of(
+        body, frontend.sampling, request_id=request_id_of(request), model=model
     )
+    reply = CompletionReply(options, frontend.token_table)
     return GenerationResponse(
-        frontend, generation, CompletionReply(options), stream_interval=body.stream_interval or 1
+        frontend, generation, reply, stream_interval=body.stream_interval or 1
     )
 
 
-async def _token_ids(frontend: Frontend, body: CompletionRequest) -> list[list[int]]:
+async def _prompts(frontend: Frontend, body: CompletionRequest) -> list[PromptInput]:
     if not body.prompts:
         raise RequestError("'prompt' holds no prompt", param="prompt")
     prompts = []
@@ -59,8 +58,8 @@ async def _token_ids(frontend: Frontend, body: CompletionRequest) -> list[list[i
             ids = await frontend.prompts.from_text(
                 prompt, add_special_tokens=body.add_special_tokens
             )
+            prompts.append(PromptInput(ids, prompt))
         else:
-            ids = prompt
-            frontend.sampling.check_ids(ids, "prompt")
-        prompts.append(ids)
+            frontend.sampling.tokens.check(prompt, "prompt")
+            prompts.append(PromptInput(prompt))
     return prompts

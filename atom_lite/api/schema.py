@@ -12,26 +12,17 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from atom_lite.api.faults import conflict, from_validation, shown
 from atom_lite.api.not_yet import NOT_YET, refuse_not_yet
+from atom_lite.api.schema_sampling import Int64, PositiveInt, SamplingFields
 from atom_lite.errors import RequestError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
-MAX_STOPS = 64
-MAX_STOP_CHARS = 1024
-MAX_STOP_TOKEN_IDS = 1024
 _MAX_WARNED_NAMES = 256  # a client must not grow our memory by inventing names
 
 # Fields that change nothing in the answer of a server like this one.
@@ -48,17 +39,6 @@ _IGNORED = frozenset(
         "parallel_tool_calls",
     )
 )
-_INT64 = 2**63
-
-
-def _whole(value: object) -> object:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Int = Annotated[int, BeforeValidator(_whole)]
-Int64 = Annotated[Int, Field(ge=-_INT64, lt=_INT64)]
-PositiveInt = Annotated[Int, Field(ge=1, lt=_INT64)]
-Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 logger = logging.getLogger(__name__)
 _warned_names: set[str] = set()
@@ -85,25 +65,16 @@ class RequestBody(JsonObject):
     prompt_param: ClassVar[str] = "prompt"  # the field that a too long prompt came in
 
 
-class GenerationRequest(RequestBody):
+class GenerationRequest(RequestBody, SamplingFields):
     """The fields that chat and plain completions share."""
+
+    num_logprobs_param: ClassVar[str]  # the field that says how many alternatives to tell
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[Int, Field(ge=-1, lt=_INT64)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Int64 | None = None
     max_tokens: PositiveInt | None = None
     max_completion_tokens: PositiveInt | None = None  # the newer name, which wins
-    min_tokens: Annotated[Int, Field(ge=0, lt=_INT64)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
-    ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
     priority: Int64 | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,256}$")] | None = None
@@ -114,7 +85,24 @@ class GenerationRequest(RequestBody):
     def _check_combinations(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
             raise conflict("stream_options", "'stream_options' needs 'stream': true")
+        if self.stream and self.prompt_logprobs is not None:
+            raise conflict(
+                "prompt_logprobs", "'prompt_logprobs' are not available with 'stream': true"
+            )
+        self._check_best_of()
         return self
+
+    def _check_best_of(self) -> None:
+        if self.num_candidates < self.num_choices:
+            raise conflict(
+                "best_of", f"'best_of' = {self.best_of} is less than 'n' = {self.num_choices}"
+            )
+        if self.stream and self.num_candidates > self.num_choices:
+            raise conflict(
+                "best_of",
+                f"'best_of' = {self.best_of} of 'n' = {self.num_choices} cannot be streamed: the "
+                "best are known at the end",
+            )
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -124,9 +112,41 @@ class GenerationRequest(RequestBody):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
+    def num_choices(self) -> int:
+        """Choices of the answer for each prompt."""
+        return self.n or 1
+
+    @property
+    def num_candidates(self) -> int:
+        """Sequences that are run for each prompt; of more than choices the best are shown."""
+        return self.best_of or self.num_choices
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives told with each output token; None tells no log probabilities."""
+        raise NotImplementedError
+
+    @property
+    def lists_tokens(self) -> bool:
+        """Whether the answer lists its tokens one by one beside the text."""
+        return self.num_logprobs is not None or bool(self.return_token_ids)
+
+    @property
+    def echoes_prompt(self) -> bool:
+        """Whether the prompt's tokens stand before the output's in what is told of them."""
+        return False
+
+    @property
+    def echoed_text(self) -> str:
+        """What the answer begins with, where that is known before tokenization."""
+        return ""
+
+    @property
     def asked_max_tokens(self) -> int | None:
         """The most output tokens that the client asked for, under either name."""
-        return self.max_completion_tokens or self.max_tokens
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens
+        return self.max_tokens
 
     @property
     def wants_usage(self) -> bool:

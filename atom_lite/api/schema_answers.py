@@ -77,6 +77,18 @@ class CompletionLogprobs(BaseModel):
     text_offset: list[int]
 
 
+class RankedToken(BaseModel):
+    """What is told of a token of a prompt; rank 1 is the likeliest."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# Of each token of a prompt, by token id; null of the first.
+PromptLogprobs = list[dict[str, RankedToken] | None]
+
+
 class AssistantMessage(BaseModel):
     """The answer to a conversation."""
 
@@ -91,6 +103,7 @@ class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
+    token_ids: list[int] = []
     finish_reason: FinishReason
     stop_reason: str | int | None
 
@@ -101,8 +114,11 @@ class TextChoice(BaseModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
+    token_ids: list[int] = []
     finish_reason: FinishReason
     stop_reason: str | int | None
+    prompt_logprobs: PromptLogprobs = []
+    prompt_token_ids: list[int] = []
 
 
 class _Generated(BaseModel):
@@ -127,6 +143,8 @@ class ChatCompletion(_Whole):
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
+    prompt_logprobs: PromptLogprobs = []
+    prompt_token_ids: list[int] = []
 
 
 class Completion(_Whole):
@@ -149,6 +167,7 @@ class ChatChunkChoice(BaseModel):
     index: int
     delta: MessageDelta
     logprobs: ChatLogprobs | None
+    token_ids: list[int] = []
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
 
@@ -159,6 +178,8 @@ class TextChunkChoice(BaseModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
+    token_ids: list[int] = []
+    prompt_token_ids: list[int] = []
     finish_reason: FinishReason | None
     stop_reason: str | int | None
 
@@ -168,6 +189,7 @@ class ChatCompletionChunk(_Chunk):
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
+    prompt_token_ids: list[int] = []
 
 
 class CompletionChunk(_Chunk):

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from atom_lite.api.faults import conflict
 from atom_lite.api.schema import GenerationRequest, JsonObject, RequestBody
+from atom_lite.api.schema_sampling import NumLogprobs  # noqa: TC001  # pydantic reads it
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
@@ -60,7 +61,33 @@ class ChatCompletionRequest(TemplateOptions, GenerationRequest):
     """Messages in, one assistant message out."""
 
     prompt_param = "messages"
+    num_logprobs_param = "top_logprobs"
 
     # fail_fast: a long list of the wrong type is refused at its first item, not after all of them
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     add_special_tokens: bool = False  # the template writes them itself
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None  # OpenAI allows 20, see --max-logprobs
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> ChatCompletionRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise conflict(
+                "top_logprobs", f"'top_logprobs' = {self.top_logprobs} needs 'logprobs': true"
+            )
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives told with each output token."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def echoed_text(self) -> str:
+        """What `echo` puts before the answer: the last message if it is the assistant's (vLLM)."""
+        last = self.messages[-1]
+        if not self.echo or last.role != "assistant":
+            return ""
+        if isinstance(last.content, list):
+            return "\n".join(part.text or "" for part in last.content)
+        return last.content or ""

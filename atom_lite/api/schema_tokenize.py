@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from atom_lite.api.faults import conflict
 from atom_lite.api.schema import RequestBody
 from atom_lite.api.schema_chat import Message, TemplateOptions
-from atom_lite.api.schema_completions import TokenIds  # noqa: TC001  # pydantic reads it
+from atom_lite.api.schema_sampling import TokenIds  # noqa: TC001  # pydantic reads it
 
 
 class TokenizeRequest(TemplateOptions):

@@ -15,6 +15,7 @@ from atom_lite.errors import ConfigError
 from atom_lite.layers.rope_parameters import RopeParameters
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from atom_lite.models.checkpoint import Checkpoint
@@ -108,10 +109,19 @@ def load_generation_defaults(checkpoint: Checkpoint) -> dict[str, float]:
     path = checkpoint.path / GENERATION_CONFIG
     config = read_json(path)
     given = {name: config[name] for name in SAMPLING_DEFAULTS if config.get(name) is not None}
+    return checked_defaults(given, str(path))
+
+
+def checked_defaults(given: Mapping[str, Any], where: str) -> dict[str, float]:
+    """Sampling values as numbers.
+
+    Raises:
+        ConfigError: a value is not a number in its range, with where it stands.
+    """
     for name, value in given.items():
         if not is_number(value) or value < SAMPLING_DEFAULTS[name]:
             raise ConfigError(
-                f"{path}: {name} is {value!r}, not a number from {SAMPLING_DEFAULTS[name]} up"
+                f"{where}: {name} is {value!r}, not a number from {SAMPLING_DEFAULTS[name]} up"
             )
     return {name: float(value) for name, value in given.items()}
 

@@ -93,11 +93,14 @@ class Metrics:
         """The engine is gone: nothing runs, waits or holds KV blocks."""
         self._engine.rest()
 
+    def start_prompt(self, num_choices: int) -> None:
+        """Count a prompt by the choices that are asked of it."""
+        self.request_params_n.observe(num_choices)
+
     def start_sequence(
         self, *, num_prompt_tokens: int, max_tokens: int, arrival_time: float
     ) -> SequenceRecord:
         """Open the record of a sequence that is about to be submitted."""
-        self.request_params_n.observe(1)
         self.request_params_max_tokens.observe(max_tokens)
         return SequenceRecord(self, num_prompt_tokens, arrival_time)
 

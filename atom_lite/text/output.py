@@ -70,6 +70,11 @@ class OutputText:
         """The stop string that ended the output, if one did."""
         return None if self._matcher is None else self._matcher.matched
 
+    @property
+    def num_held_chars(self) -> int:
+        """Characters that are complete but not sent, as they may become a stop string."""
+        return 0 if self._matcher is None else self._matcher.num_held_chars
+
     def push(self, token_ids: Sequence[int], *, hide_last: bool = False) -> TextDelta:
         """Take the next output tokens. After a stop matched, further ones are ignored.
 

@@ -35,6 +35,11 @@ class StopMatcher:
         self._held = ""  # with include_in_output: sent already, kept to know the whole stop
         self.matched: str | None = None
 
+    @property
+    def num_held_chars(self) -> int:
+        """How much of the text so far is not sent yet."""
+        return 0 if self._include else len(self._held)
+
     def push(self, text: str, *, armed: bool = True) -> tuple[str, str | None]:
         """Take the next part of the text.
 

@@ -274,7 +274,7 @@ def load_stage(config: Config, place: StagePlace, *, backend: Backend | None = N
     if place.pool_blocks is not None:
         config = _with_pool_blocks(config, place.pool_blocks())
     pool = allocate_pool(config, spec, backend, dtype, device, num_layers=layers.count)
-    defaults = sampling_defaults(config.model.generation_config, checkpoint)
+    defaults = sampling_defaults(config.model, checkpoint)
     info = runner_info(spec, stages, dtype, device, pool, defaults, decoder.weight_bytes())
     if device.type == "cpu":
         keep_freed_memory()

@@ -2,14 +2,17 @@
 
 What a sequence emits is its `script`, else what the test's `plan` says for its message. It keeps
 the engine's promises (max_tokens, EOS, stop ids, min_tokens, one terminal event, aborts at a step
-boundary) and counts what is open. Two paces: free (a step whenever the loop comes round) or, after
-`hold()`, one step for each `step()`.
+boundary, log probabilities in the shape of `messages.Logprobs`) and counts what is open. Two paces:
+free (a step whenever the loop comes round) or, after `hold()`, one step for each `step()`.
+
+Its log probabilities are made up but consistent: see `logprob_of` and `likeliest`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import struct
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -19,6 +22,8 @@ from atom_lite.messages import (
     EngineReady,
     EngineStats,
     FinishReason,
+    Logprobs,
+    PromptLogprobs,
     SequenceEvent,
     SequenceFinished,
     SequenceTimings,
@@ -49,12 +54,37 @@ def engine_ready(**changes: object) -> EngineReady:
     return EngineReady(**(values | changes))
 
 
+PROMPT_POSITIONS_PER_EVENT = 3
+
+
+def logprob_of(position: int, token_id: int) -> float:
+    """Of a token at a place of prompt plus output; one is impossible, the lower ids likelier."""
+    return float("-inf") if token_id == 7 else -0.125 * token_id - position
+
+
+def likeliest(position: int, count: int) -> list[int]:
+    """The ids of the greatest log probabilities there, best first."""
+    return sorted(range(count + 1), key=lambda token_id: -logprob_of(position, token_id))[:count]
+
+
+def logprobs_at(position: int, token_id: int, count: int) -> Logprobs:
+    """What the engine tells of a token there, with this many alternatives."""
+    ids = [token_id, *likeliest(position, count)]
+    values = [logprob_of(position, each) for each in ids]
+    return Logprobs(
+        token_ids=struct.pack(f"<{len(ids)}i", *ids),
+        logprobs=struct.pack(f"<{len(ids)}f", *values),
+        rank=1 + sum(logprob_of(position, each) > values[0] for each in range(token_id + 8)),
+    )
+
+
 @dataclass
 class _Open:
     message: SubmitSequence
     ids: list[int]
     inbox: asyncio.Queue[SequenceEvent | EngineError] = field(default_factory=asyncio.Queue)
     num_sent: int = 0
+    prompt_told: bool = False
     first_token_time: float | None = None
 
 
@@ -167,6 +197,12 @@ class FakeEngine:
     def _advance(self, opened: _Open) -> None:
         if opened.message.sequence_id not in self._open:
             return
+        message = opened.message
+        if message.sampling.num_prompt_logprobs is not None and not opened.prompt_told:
+            self._tell_of_prompt(opened, message.sampling.num_prompt_logprobs)
+        if message.sampling.max_tokens == 0:
+            self._finish(opened, "length")
+            return
         sent: list[int] = []
         reason: FinishReason | None = None
         stop_token_id = None
@@ -179,13 +215,34 @@ class FakeEngine:
             opened.first_token_time = time.monotonic()
         opened.inbox.put_nowait(
             TokensGenerated(
-                sequence_id=opened.message.sequence_id,
+                sequence_id=message.sequence_id,
                 token_ids=sent,
                 num_cached_tokens=self.num_cached_tokens,
+                logprobs=self._logprobs(opened, sent),
             )
         )
         if reason is not None:
             self._finish(opened, reason, stop_token_id=stop_token_id)
+
+    def _tell_of_prompt(self, opened: _Open, count: int) -> None:
+        opened.prompt_told = True
+        message = opened.message
+        ids, size = message.prompt_token_ids, PROMPT_POSITIONS_PER_EVENT
+        for start in range(1, len(ids), size):
+            positions = [
+                logprobs_at(position, ids[position], count)
+                for position in range(start, min(start + size, len(ids)))
+            ]
+            opened.inbox.put_nowait(
+                PromptLogprobs(sequence_id=message.sequence_id, start=start, positions=positions)
+            )
+
+    def _logprobs(self, opened: _Open, sent: list[int]) -> list[Logprobs]:
+        count = opened.message.sampling.num_logprobs
+        if count is None:
+            return []
+        first = len(opened.message.prompt_token_ids) + opened.num_sent - len(sent)
+        return [logprobs_at(first + index, token_id, count) for index, token_id in enumerate(sent)]
 
     def _stop(self, opened: _Open, token_id: int) -> tuple[FinishReason | None, int | None]:
         sampling = opened.message.sampling

@@ -94,7 +94,7 @@ def test_counts_take_suffixes(text: str, count: int) -> None:
         (["--dynamic-chunking-smooth-factor", "1.5"], "must be at most 1"),
         (["--dynamic_chunking_smooth_factor", "-0.1"], "must be at least 0"),
         (["--kv-transfer-config", "kv_consumer"], "is not JSON"),
-        (["--kv-transfer-config", '["kv_consumer"]'], "must be an object whose kv_role is"),
+        (["--kv-transfer-config", '["kv_consumer"]'], "must be a JSON object"),
         (["--kv-transfer-config", '{"kv_role": "none"}'], "must be an object whose kv_role is"),
         (
             ["--kv-transfer-config", '{"kv_role": "kv_producer"}'],

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from atom_lite.api.frontend import QueueLimit
+from atom_lite.api.admission import QueueLimit
 from atom_lite.config import Config, ModelConfig
 from atom_lite.errors import ConfigError
 from atom_lite.messages import EngineStats
@@ -67,7 +67,7 @@ def test_checks_run_in_order_and_the_client_hears_of_its_own_mistake_first(token
     async def scenario():
         async with in_memory(saying("x"), tokenizer) as served:
             served.engine.die()
-            assert (await served.chat(n=2, model="other")).status_code == 400
+            assert (await served.chat(use_beam_search=True, model="other")).status_code == 400
             assert (await served.chat(model="other", max_tokens=9999)).status_code == 404
             assert (await served.chat(max_tokens=9999)).status_code == 400
             assert (await served.chat()).status_code == 503

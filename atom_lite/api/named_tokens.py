@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from atom_lite.errors import RequestError
-from atom_lite.text.tokenizer import check_is_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -75,20 +74,15 @@ class NamedTokens:
         """The token sequences that a list of forbidden words means.
 
         A word stands at the start of a text or after a space, and most vocabularies have a token
-        for each, so both are forbidden: the word's own tokens, and those of " word" where they
-        differ in the first token only in having the space. Source: vLLM's `bad_words`.
-
-        Raises:
-            RequestError: a word that is no text.
+        for each, so both are forbidden, unless the second only puts tokens before the first.
+        Source: vLLM's `bad_words`, which leaves out a second of another length.
         """
         sequences: dict[tuple[int, ...], None] = {}
         for word in words or ():
-            check_is_text(word, param="bad_words")
             bare = word.lstrip() or word  # a word of spaces alone means just these
-            plain = self._encode(bare)
+            plain, spaced = self._encode(bare), self._encode(" " + bare)
             sequences[plain] = None
-            spaced = self._encode(" " + bare)
-            if len(spaced) == len(plain) and spaced[:1] != plain[:1]:
+            if spaced[-len(plain) :] != plain:
                 sequences[spaced] = None
         sequences.pop((), None)
         return tuple(sequences)

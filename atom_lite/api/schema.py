@@ -10,6 +10,7 @@ clients whose JSON library knows no integers.
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -122,9 +123,9 @@ class GenerationRequest(RequestBody, SamplingFields):
         return self.best_of or self.num_choices
 
     @property
+    @abstractmethod
     def num_logprobs(self) -> int | None:
         """Alternatives told with each output token; None tells no log probabilities."""
-        raise NotImplementedError
 
     @property
     def lists_tokens(self) -> bool:

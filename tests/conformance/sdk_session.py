@@ -67,12 +67,66 @@ def check_completions(client: openai.OpenAI, model: str) -> None:
     assert answer.object == "text_completion"
 
 
+def check_chat_logprobs(client: openai.OpenAI, model: str) -> None:
+    fields: dict[str, Any] = {"model": model, "messages": MESSAGES, "temperature": 0}
+    fields |= {"max_tokens": 6, "logprobs": True, "top_logprobs": 2, "n": 2}
+    whole = client.chat.completions.create(**fields)
+    assert [choice.index for choice in whole.choices] == [0, 1]
+    told = whole.choices[0].logprobs
+    assert told is not None
+    assert told.content
+    shown = b"".join(bytes(entry.bytes or []) for entry in told.content)
+    assert shown.decode().startswith(whole.choices[0].message.content or "")
+    for entry in told.content:
+        assert entry.top_logprobs[0].token == entry.token  # greedy
+        assert entry.logprob == entry.top_logprobs[0].logprob <= 0
+        assert len(entry.top_logprobs) == 2
+    streamed: dict[int, list[Any]] = {0: [], 1: []}
+    for chunk in client.chat.completions.create(**fields, stream=True):
+        for choice in chunk.choices:
+            if choice.logprobs is not None:
+                streamed[choice.index] += choice.logprobs.content or []
+    for index, entries in streamed.items():
+        expected = whole.choices[index].logprobs
+        assert expected is not None
+        assert [entry.token for entry in entries] == [e.token for e in expected.content or []]
+    with client.chat.completions.stream(**fields) as stream:
+        final = stream.get_final_completion()
+    assert final.choices[1].logprobs is not None
+    assert len(final.choices[1].logprobs.content or []) == len(streamed[1])
+
+
+def check_completion_logprobs(client: openai.OpenAI, model: str) -> None:
+    prompt = "The capital of France is"
+    answer = client.completions.create(
+        model=model, prompt=prompt, max_tokens=2, temperature=0, echo=True, logprobs=1
+    )
+    (choice,) = answer.choices
+    lists = choice.logprobs
+    assert lists is not None
+    assert choice.text.startswith(prompt)
+    assert lists.tokens
+    assert lists.token_logprobs
+    assert lists.text_offset
+    assert lists.top_logprobs
+    sizes = [len(lists.tokens), len(lists.token_logprobs), len(lists.text_offset)]
+    assert [*sizes, len(lists.top_logprobs)] == [sizes[0]] * 4
+    assert lists.token_logprobs[0] is None
+    assert all(value is not None and value <= 0 for value in lists.token_logprobs[1:])
+    for offset, token in zip(lists.text_offset, lists.tokens, strict=True):
+        assert choice.text.startswith(token, offset)
+    best = client.completions.create(
+        model=model, prompt=prompt, max_tokens=4, n=2, best_of=3, seed=1
+    )
+    assert [each.index for each in best.choices] == [0, 1]
+
+
 def check_errors(client: openai.OpenAI, model: str) -> None:
     cases: list[tuple[type[openai.APIStatusError], str | None, dict[str, Any]]] = [
         (openai.NotFoundError, "model_not_found", {"model": "nobody", "prompt": "x"}),
         (openai.BadRequestError, "context_length_exceeded", {"model": model, "prompt": [7] * 9000}),
         (openai.BadRequestError, None, {"model": model, "prompt": "x", "temperature": -1}),
-        (openai.BadRequestError, None, {"model": model, "prompt": "x", "logprobs": 3}),
+        (openai.BadRequestError, None, {"model": model, "prompt": "x", "logprobs": 21}),
     ]
     for kind, code, fields in cases:
         try:
@@ -100,6 +154,8 @@ def main() -> None:
         check_chat(client, model)
         check_stream_helper(client, model)
         check_completions(client, model)
+        check_chat_logprobs(client, model)
+        check_completion_logprobs(client, model)
         check_errors(client, model)
     asyncio.run(check_async(base_url, model))
     print(openai.__version__, "ok")

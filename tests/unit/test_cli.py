@@ -94,6 +94,10 @@ def test_counts_take_suffixes(text: str, count: int) -> None:
         (["--dynamic-chunking-smooth-factor", "1.5"], "must be at most 1"),
         (["--dynamic_chunking_smooth_factor", "-0.1"], "must be at least 0"),
         (["--kv-transfer-config", "kv_consumer"], "is not JSON"),
+        (["--override-generation-config", "top_k=5"], "is not JSON"),
+        (["--override-generation-config", "[5]"], "must be a JSON object"),
+        (["--logprobs-mode", "processed_logprobs"], "processed_logprobs"),
+        (["--max-logprobs", "-2"], "must be at least -1"),
         (["--kv-transfer-config", '["kv_consumer"]'], "must be a JSON object"),
         (["--kv-transfer-config", '{"kv_role": "none"}'], "must be an object whose kv_role is"),
         (

@@ -21,9 +21,24 @@ STREAMED = {
     "stream": True,
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
 }
+LISTED = {"return_token_ids": True, "echo": True, "n": 2}
+CHAT_LISTED = CHAT | LISTED | {"logprobs": True, "top_logprobs": 2}
+TEXT_LISTED = PROMPT | LISTED | {"logprobs": 2}
 BODIES = {
-    "/v1/chat/completions": [CHAT, CHAT | STREAMED, CHAT | {"stream": True}],
-    "/v1/completions": [PROMPT, PROMPT | STREAMED, PROMPT | {"prompt": ["a", "b"]}],
+    "/v1/chat/completions": [
+        CHAT,
+        CHAT | STREAMED,
+        CHAT | {"stream": True},
+        CHAT_LISTED | {"prompt_logprobs": 1},
+        CHAT_LISTED | STREAMED,
+    ],
+    "/v1/completions": [
+        PROMPT,
+        PROMPT | STREAMED,
+        PROMPT | {"prompt": ["a", "b"]},
+        TEXT_LISTED | {"prompt_logprobs": 1},
+        TEXT_LISTED | STREAMED,
+    ],
     "/tokenize": [{"prompt": "x"}, CHAT | {"return_token_strs": True}],
     "/detokenize": [{"tokens": [5]}, {"tokens": []}],
 }

@@ -316,5 +316,24 @@ def test_sampling_defaults_follow_their_flag(model_path, tmp_path):
     ]:
         runner = Runner.load(config_of(model_path, generation_config=flag))
         assert runner.info.default_sampling == expected
+    overrides = '{"top_k": 9, "temperature": 0.5, "min_p": null}'
+    runner = Runner.load(
+        config_of(model_path, generation_config=str(tmp_path), override_generation_config=overrides)
+    )
+    assert runner.info.default_sampling == {"top_k": 9, "temperature": 0.5}
     with pytest.raises(ConfigError, match="--generation-config"):
         Runner.load(config_of(model_path, generation_config=str(tmp_path / "empty")))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        ('{"top_q": 1}', "'top_q' is not supported"),
+        ('{"top_p": -1}', "top_p is -1"),
+        ('{"top_p": "1"}', "top_p is '1'"),
+    ],
+)
+def test_override_of_a_default_that_is_none_is_refused(model_path, overrides, complaint):
+    with pytest.raises(ConfigError, match="--override-generation-config") as refused:
+        Runner.load(config_of(model_path, override_generation_config=overrides))
+    assert complaint in str(refused.value)

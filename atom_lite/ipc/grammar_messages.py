@@ -62,11 +62,15 @@ class GrammarCompiled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class GrammarRefused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Why a grammar cannot be used; `busy` where another time it might."""
+    """Why a grammar cannot be used.
+
+    `fault`: "wrong" will be refused again; "costly" took too long or too much memory, which may
+    have been the machine's; "busy" was not tried to the end, because too many others are slow.
+    """
 
     number: int
     reason: str
-    busy: bool = False
+    fault: Literal["wrong", "costly", "busy"] = "wrong"
 
 
 GrammarQuestion: TypeAlias = GrammarCompilerSetup | CompileGrammar

@@ -1,0 +1,215 @@
+"""Grammars for xgrammar: compiled here with all token masks, sent on as serialized text.
+
+The only backend of GBNF grammars and structural tags. Runs in the grammar compiler's processes;
+the last stage only reads what is written here.
+
+What is written grows with the square of a grammar's rules (each rule's automaton repeats all): 126
+kB for ten string properties, 4 MB for a hundred, read in 6 and 170 ms. That is why `too large` is
+an answer, and llguidance takes over where it can.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import re
+import sys
+import tempfile
+import types
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from atom_lite.engine.grammar_guidance import MAX_WHITESPACE_CHARS
+from atom_lite.engine.grammar_schema import beyond_xgrammar, prepare_schema, refuse
+from atom_lite.errors import RequestError
+from atom_lite.worker.grammar_vocabulary import xgrammar_vocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from atom_lite.engine.grammar_schema import Schema
+    from atom_lite.ipc.grammar_messages import GrammarSpec
+
+_WARNING = re.compile(r"Warning: (.*)")
+_SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Check failed: \(.*?\) is false: )?")
+_STDERR = 2
+
+
+class TooLargeError(RequestError):
+    """What xgrammar made of it would hold up the last stage for too long."""
+
+
+def load_xgrammar_alone() -> None:
+    """Import xgrammar's compiler without torch and transformers, of which it uses nothing.
+
+    The package's own `__init__` imports both: 2 s and 190 MB, for a process that must start again
+    in no time after each crash. Not for a process that needs the real ones.
+    """
+    found = importlib.util.find_spec("xgrammar")
+    assert found is not None and found.submodule_search_locations is not None
+    package = types.ModuleType("xgrammar")
+    package.__path__ = list(found.submodule_search_locations)
+    transformers = types.ModuleType("transformers")
+    for name in ("PreTrainedTokenizerBase", "PreTrainedTokenizerFast"):
+        setattr(transformers, name, type(name, (), {}))
+    # None makes an import fail; the libraries below take torch only where there is one
+    sys.modules.update({"xgrammar": package, "transformers": transformers, "torch": None})  # type: ignore[dict-item]
+    for name in ("load_binding", "exception", "compiler"):
+        importlib.import_module(f"xgrammar.{name}")
+
+
+class XgrammarBackend:
+    """Compiles for one vocabulary. Every method returns the grammar's bytes.
+
+    Args:
+        pieces: the bytes of each token.
+        eos_token_ids: tokens that end the output.
+        max_bytes: of a compiled grammar.
+
+    Raises:
+        RequestError: what is asked for cannot be done; the message says why.
+    """
+
+    def __init__(
+        self, pieces: Sequence[bytes], eos_token_ids: Sequence[int], max_bytes: int
+    ) -> None:
+        from xgrammar.compiler import GrammarCompiler
+
+        # One thread: it must not compete with the model for cores, and the process may be forked.
+        # No cache: each grammar is compiled in a process of its own.
+        self._compiler = GrammarCompiler(
+            xgrammar_vocabulary(pieces, eos_token_ids), max_threads=1, cache_enabled=False
+        )
+        self._num_words = (len(pieces) + 31) // 32
+        self._max_bytes = max_bytes
+
+    def json_schema(self, schema: Schema, spec: GrammarSpec) -> bytes:
+        """JSON that a prepared schema allows."""
+        if (place := beyond_xgrammar(schema)) is not None:
+            refuse(place, "this is not supported by xgrammar")
+        if spec.whitespace_pattern is not None:
+            raise RequestError("'whitespace_pattern' is not supported by xgrammar")
+        return self._compiled(
+            lambda: self._compiler.compile_json_schema(
+                json.dumps(schema),
+                any_whitespace=spec.any_whitespace,
+                max_whitespace_cnt=MAX_WHITESPACE_CHARS if spec.any_whitespace else None,
+                strict_mode=False,  # objects are closed by prepare_schema
+            )
+        )
+
+    def regex(self, pattern: str) -> bytes:
+        """Text that a regular expression (ECMA's syntax) matches from beginning to end."""
+        return self._compiled(lambda: self._compiler.compile_regex(pattern))
+
+    def choice(self, choices: Sequence[str]) -> bytes:
+        """One of some texts."""
+        spelled = " | ".join(f'"{_in_quotes(choice)}"' for choice in choices)
+        return self.gbnf(f"root ::= {spelled}")
+
+    def gbnf(self, text: str) -> bytes:
+        """Text of a grammar in llama.cpp's notation, beginning at `root`."""
+        return self._compiled(lambda: self._compiler.compile_grammar(text))
+
+    def lark(self, text: str) -> bytes:
+        """Text of a grammar in Lark's notation, beginning at `start`."""
+        return self._compiled(lambda: self._compiler.compile_lark(text))
+
+    def structural_tag(self, text: str) -> bytes:
+        """Free text in which tags have contents of a given form."""
+        tag = json.dumps(_prepared_tag(text))
+        return self._compiled(lambda: self._compiler.compile_structural_tag(tag))
+
+    def _compiled(self, compile_it: Callable[[], Any]) -> bytes:
+        with _collected_warnings() as warnings:
+            try:
+                grammar = compile_it()
+                allows_any = self._allows_any(grammar)
+                text = grammar.serialize_json() if allows_any else ""
+            except RuntimeError as error:
+                raise RequestError(_cleaned(str(error))) from None
+        if warnings:
+            raise RequestError(warnings[0])
+        if not allows_any:
+            raise RequestError("it allows no output at all")
+        data: bytes = text.encode()
+        if len(data) > self._max_bytes:
+            raise TooLargeError(
+                f"it is too large: compiled it has {len(data)} bytes, at most {self._max_bytes}"
+            )
+        return data
+
+    def _allows_any(self, grammar: Any) -> bool:
+        """Whether any token may come first; the library's own matcher class needs torch."""
+        import numpy as np
+        from xgrammar.base import _core
+
+        mask = np.zeros((1, self._num_words), dtype=np.int32)
+        matcher = _core.GrammarMatcher(grammar._handle, None, False, -1, None)
+        matcher.fill_next_token_bitmask(mask, 0, False)
+        return bool(mask.any())
+
+
+@contextmanager
+def _collected_warnings() -> Iterator[list[str]]:
+    """What xgrammar says on standard error of constraints that it leaves out."""
+    warnings: list[str] = []
+    sys.stderr.flush()
+    kept = os.dup(_STDERR)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), _STDERR)
+        try:
+            yield warnings
+        finally:
+            os.dup2(kept, _STDERR)
+            os.close(kept)
+            written.seek(0)
+            text = written.read().decode("utf-8", "replace")
+            warnings += [_cleaned(found) for found in _WARNING.findall(text)]
+
+
+def _prepared_tag(text: str) -> dict[str, Any]:
+    """A structural tag in the current form, its schemas prepared as all others."""
+    tag = json.loads(text)
+    if "structures" in tag:  # the form of xgrammar before 0.1.20, which clients still send
+        tags = [
+            {
+                "type": "tag",
+                "begin": item.get("begin", ""),
+                "content": {"type": "json_schema", "json_schema": item.get("schema", {})},
+                "end": item.get("end", ""),
+            }
+            for item in tag["structures"]
+        ]
+        triggered = {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}
+        tag = {"type": "structural_tag", "format": triggered}
+    prepared: dict[str, Any] = _with_prepared_schemas(tag)
+    return prepared
+
+
+def _with_prepared_schemas(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_with_prepared_schemas(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "json_schema" not in node:
+        return {name: _with_prepared_schemas(value) for name, value in node.items()}
+    schema = prepare_schema(json.dumps(node["json_schema"]), close_objects=False)
+    if (place := beyond_xgrammar(schema)) is not None:
+        refuse(place, "this is not supported inside a structural tag")
+    return {"max_whitespace_cnt": MAX_WHITESPACE_CHARS, **node, "json_schema": schema}
+
+
+def _in_quotes(text: str) -> str:
+    r"""A text as a GBNF literal: its control characters, quotes and backslashes as \xHH."""
+    return "".join(
+        f"\\x{ord(char):02x}" if char < " " or char in '"\\\x7f' else char for char in text
+    )
+
+
+def _cleaned(message: str) -> str:
+    """An error without the place in the library's source."""
+    lines = [line for line in message.splitlines() if line.strip()]
+    return _SOURCE_PLACE.sub("", lines[0] if lines else "unknown error")[:500]

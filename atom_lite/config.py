@@ -305,6 +305,29 @@ class TransferConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsConfig:
+    """How the forms that clients ask for (schemas, patterns, grammars) are compiled."""
+
+    structured_outputs_backend: str = setting(
+        "auto",
+        "Grammar library. auto: xgrammar where it is exact and quick to load, else guidance.",
+        choices=("auto", "xgrammar", "guidance"),
+    )
+    grammar_compile_timeout_seconds: float = setting(
+        10.0,
+        "Seconds after which the compilation of one grammar is ended and its request refused.",
+        metavar="SECONDS",
+        minimum=0.1,
+    )
+    grammar_compile_memory_bytes: int = setting(
+        512 * 1024 * 1024,
+        "Bytes that the compilation of one grammar may take; at most four run at once.",
+        metavar="BYTES",
+        minimum=16 * 1024 * 1024,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """The HTTP front."""
 
@@ -369,5 +392,6 @@ class Config:
     chunking: ChunkingConfig = ChunkingConfig()
     parallel: ParallelConfig = ParallelConfig()
     transfer: TransferConfig = TransferConfig()
+    structured_outputs: StructuredOutputsConfig = StructuredOutputsConfig()
     server: ServerConfig = ServerConfig()
     observability: ObservabilityConfig = ObservabilityConfig()

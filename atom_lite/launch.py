@@ -1,11 +1,12 @@
 """Starts and stops the processes: this one is the frontend, the engine is its child.
 
     socket bound -> engine started -> tokenizer loaded meanwhile -> EngineReady -> HTTP served
+    first request for structured output -> grammar compiler started
 
 The port is taken first, so that a port in use fails in milliseconds and not after the weights are
 loaded. The engine runs in a process session of its own: Ctrl-C in a terminal reaches only the
 frontend, which lets running streams finish. The engine's standard input is its lifeline: it ends
-when this process ends, however that happens.
+when this process ends, however that happens. So is the grammar compiler's.
 
 Never imports torch or transformers: a live frontend is checked for that.
 """
@@ -30,6 +31,8 @@ from atom_lite.api.prompts import read_template
 from atom_lite.config import CacheConfig, ParallelConfig
 from atom_lite.engine.node import run_node
 from atom_lite.errors import ConfigError, EngineError
+from atom_lite.ipc.grammar_client import GrammarClient
+from atom_lite.ipc.grammar_messages import GrammarCompilerSetup
 from atom_lite.ipc.remote_engine import RemoteEngine
 from atom_lite.models.checkpoint import resolve_checkpoint
 from atom_lite.observability.logs import configure_logging
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from atom_lite.parallel.placement import Placement
 
 ENGINE_MODULE = "atom_lite.engine.process"
+GRAMMAR_COMPILER_MODULE = "atom_lite.engine.grammar_process"
 # The engine gets this long to exit after a Shutdown before it is killed.
 _ENGINE_EXIT_SECONDS = 10.0
 _POLL_SECONDS = 0.05
@@ -110,6 +114,25 @@ def describe_engine(ready: EngineReady) -> str:
         f"Engine ready: {ready.architecture} in {ready.dtype} on {ready.device}; {memory}; "
         f"{ready.num_blocks} KV blocks of {ready.block_size} tokens, sequences of at most "
         f"{ready.max_model_len} tokens, {ready.max_num_batched_tokens} tokens a step"
+    )
+
+
+def _grammar_client(config: Config, ready: EngineReady, tokenizer: Tokenizer) -> GrammarClient:
+    settings = config.structured_outputs
+
+    def make_setup() -> GrammarCompilerSetup:
+        return GrammarCompilerSetup(
+            pieces=tokenizer.vocabulary(ready.vocab_size),
+            eos_token_ids=ready.eos_token_ids,
+            backend=settings.structured_outputs_backend,
+            timeout_seconds=settings.grammar_compile_timeout_seconds,
+            memory_bytes=settings.grammar_compile_memory_bytes,
+        )
+
+    return GrammarClient(
+        [sys.executable, "-m", GRAMMAR_COMPILER_MODULE],
+        make_setup,
+        timeout_seconds=settings.grammar_compile_timeout_seconds,
     )
 
 
@@ -183,6 +206,7 @@ class _Frontend:
         self._listener = listener
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
+        self._grammars: GrammarClient | None = None
 
     async def run(self) -> int:
         self._install_signal_handlers()
@@ -198,6 +222,8 @@ class _Frontend:
             logger.error("the engine could not start: %s", error)
             return 1
         finally:
+            if self._grammars is not None:
+                await self._grammars.close()
             await self._end_engine(process, engine)
             watcher.cancel()
             await asyncio.gather(watcher, return_exceptions=True)
@@ -256,7 +282,15 @@ class _Frontend:
         names = self._config.model.served_model_name or (self._checkpoint.name,)
         metrics = Metrics(self._config, ready, names[0])
         engine.on_frame = metrics.observe_engine
-        return create_app(self._config, engine, tokenizer, model_name=names[0], metrics=metrics)
+        self._grammars = _grammar_client(self._config, ready, tokenizer)
+        return create_app(
+            self._config,
+            engine,
+            tokenizer,
+            model_name=names[0],
+            metrics=metrics,
+            grammars=self._grammars,
+        )
 
     async def _serve_http(self, app: FastAPI, engine: RemoteEngine) -> int:
         self._listen()

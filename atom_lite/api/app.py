@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from atom_lite.api.engine_client import EngineClient
+    from atom_lite.api.structured import GrammarSource
     from atom_lite.config import Config
     from atom_lite.observability.metrics import Metrics
     from atom_lite.text.tokenizer import Tokenizer
@@ -66,6 +67,7 @@ def create_app(
     *,
     model_name: str,
     metrics: Metrics,
+    grammars: GrammarSource | None = None,
 ) -> FastAPI:
     """The application of one served model.
 
@@ -75,6 +77,7 @@ def create_app(
         tokenizer: of the model.
         model_name: served under this name where `--served-model-name` gives none.
         metrics: filled by requests, shown at /metrics.
+        grammars: compiles what the output must look like; None refuses to.
 
     Raises:
         ConfigError: the chat template cannot be read.
@@ -86,6 +89,7 @@ def create_app(
         tokenizer,
         names=config.model.served_model_name or (model_name,),
         metrics=metrics,
+        grammars=grammars,
     )
     for module in _ROUTES:
         app.include_router(module.router)

@@ -58,7 +58,8 @@ class GuidanceBackend:
 
     def choice(self, choices: Sequence[str]) -> bytes:
         """One of some texts. As one token, which is cheap however many they are."""
-        spelled = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+        # JSON's spelling is Lark's, but for DEL
+        spelled = " | ".join(json.dumps(choice).replace("\x7f", "\\u007f") for choice in choices)
         return self._tried(f"start: CHOICE\nCHOICE: {spelled}")
 
     def lark(self, text: str) -> bytes:

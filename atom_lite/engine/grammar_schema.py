@@ -153,10 +153,12 @@ class _Survey:
 
     def _is_enforced(self, keyword: str, value: Any, place: str) -> bool:
         """Whether a keyword is to be kept; False for a note."""
+        if keyword in ("format", "$ref", "pattern") and not isinstance(value, str):
+            refuse(place, "must be a string")
         if keyword == "format":
             if value in _UNENFORCED_FORMATS:
                 refuse(place, f"the format {value!r} is not supported")
-            return isinstance(value, str) and value in _FORMATS
+            return value in _FORMATS
         if keyword in KEYWORDS:
             return True
         is_extension = keyword.startswith("x-") and keyword != "x-guidance"  # llguidance's settings
@@ -185,6 +187,8 @@ class _Survey:
             return self.copy(value, place, depth + 1)
         if keyword == "enum":
             self._count_members(value, place)
+        if keyword == "required" and not _are_strings(value):
+            refuse(place, "must be a list of strings")
         return value
 
     def _count_members(self, members: Any, place: str) -> None:
@@ -193,6 +197,10 @@ class _Survey:
         self._num_members += len(members)
         if self._num_members > MAX_ENUM_MEMBERS:
             refuse(place, f"more than {MAX_ENUM_MEMBERS} enum members in all")
+
+
+def _are_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def _intersects(node: dict[str, Any]) -> bool:
@@ -204,12 +212,11 @@ def _intersects(node: dict[str, Any]) -> bool:
 def _close(node: dict[str, Any]) -> None:
     """Say that an object has no properties but the listed ones, if it can do without others."""
     listed = node["properties"]
-    required = node.get("required", [])
     least = node.get("minProperties", 0)
-    if not isinstance(required, list) or not isinstance(least, int):
+    if not isinstance(least, int):
         return  # the compiler will say what is wrong
-    mentions = node.keys() & {"additionalProperties", "patternProperties"}
-    if not mentions and all(name in listed for name in required) and least <= len(listed):
+    needs_others = least > len(listed) or not listed.keys() >= set(node.get("required", ()))
+    if not needs_others and not node.keys() & {"additionalProperties", "patternProperties"}:
         node["additionalProperties"] = False
 
 
@@ -279,8 +286,7 @@ def _beyond_typed(node: dict[str, Any], place: str, names: frozenset[str]) -> st
 
 def _beyond_object(node: dict[str, Any], place: str, names: frozenset[str]) -> str | None:
     listed = node.get("properties", {})
-    required = node.get("required", [])
-    if not isinstance(required, list) or not all(name in listed for name in required):
+    if not listed.keys() >= set(node.get("required", ())):
         return f"{place}/required"
     for name, schema in listed.items():
         where = f"{place}/properties/{name}"

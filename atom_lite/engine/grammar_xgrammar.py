@@ -144,10 +144,10 @@ class XgrammarBackend:
     def _allows_any(self, grammar: Any) -> bool:
         """Whether any token may come first; the library's own matcher class needs torch."""
         import numpy as np
-        from xgrammar.base import _core
 
+        core: Any = importlib.import_module("xgrammar.base")._core
         mask = np.zeros((1, self._num_words), dtype=np.int32)
-        matcher = _core.GrammarMatcher(grammar._handle, None, False, -1, None)
+        matcher = core.GrammarMatcher(grammar._handle, None, False, -1, None)
         matcher.fill_next_token_bitmask(mask, 0, False)
         return bool(mask.any())
 
@@ -172,8 +172,15 @@ def _collected_warnings() -> Iterator[list[str]]:
 
 def _prepared_tag(text: str) -> dict[str, Any]:
     """A structural tag in the current form, its schemas prepared as all others."""
-    tag = json.loads(text)
-    if "structures" in tag:  # the form of xgrammar before 0.1.20, which clients still send
+    try:
+        tag = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the structural tag is not valid JSON: {error}") from None
+    if not isinstance(tag, dict):
+        raise RequestError("the structural tag must be a JSON object")
+    if "structures" in tag:  # the older form, which clients still send
+        if not _are_objects(tag["structures"]):
+            raise RequestError("the structural tag's structures must be a list of objects")
         tags = [
             {
                 "type": "tag",
@@ -187,6 +194,10 @@ def _prepared_tag(text: str) -> dict[str, Any]:
         tag = {"type": "structural_tag", "format": triggered}
     prepared: dict[str, Any] = _with_prepared_schemas(tag)
     return prepared
+
+
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 
 def _with_prepared_schemas(node: Any) -> Any:

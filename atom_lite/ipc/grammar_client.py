@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from atom_lite.errors import EngineError, RequestError
+from atom_lite.errors import ConfigError, EngineError, RequestError
 from atom_lite.ipc.grammar_messages import (
     LENGTH_BYTES,
     CompileGrammar,
@@ -146,7 +146,10 @@ class GrammarClient:
             if self._process is None or self._process.is_gone:
                 if self._process is not None:
                     await self._process.end()
-                setup = await asyncio.to_thread(lambda: encode_frame(self._make_setup()))
+                try:
+                    setup = await asyncio.to_thread(lambda: encode_frame(self._make_setup()))
+                except ConfigError as error:
+                    raise RequestError(f"no grammar can be compiled: {error}") from error
                 self._process = await _CompilerProcess.start(self._command, setup)
             return self._process
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from atom_lite.errors import RequestError
+from atom_lite.errors import ConfigError, RequestError
 from atom_lite.text.checkpoint_files import TokenizerFiles, read_tokenizer
 from atom_lite.text.pieces import PieceTable, read_rule
 
@@ -119,6 +119,19 @@ class Tokenizer:
             return self.pieces[token_id]
         text: str = self.backend.decode([token_id], skip_special_tokens=False)
         return text.encode()
+
+    def vocabulary(self, size: int) -> list[bytes]:
+        """The bytes of each id below `size`; empty where it is no text: control tokens, padding.
+
+        What a grammar is compiled for (`worker/grammar_vocabulary.py`).
+
+        Raises:
+            ConfigError: this tokenizer's decoder does not work token by token.
+        """
+        pieces = self.pieces
+        if pieces is None:
+            raise ConfigError("this model's tokenizer has no bytes for each token")
+        return [b"" if self.is_special(token_id) else pieces[token_id] for token_id in range(size)]
 
     def _check_in_vocabulary(self, token_ids: Sequence[int]) -> None:
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):

@@ -297,3 +297,21 @@ def test_no_heavy_library_is_imported():
     command = [sys.executable, "-c", script, str(smollm_gguf())]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_vocabulary_has_the_bytes_of_text_tokens_only():
+    tokenizer = smollm_tokenizer()
+    size = tokenizer.vocab_size + 2  # a model's logits may be padded
+    vocabulary = tokenizer.vocabulary(size)
+    assert len(vocabulary) == size
+    assert vocabulary[-2:] == [b"", b""]
+    assert {i for i, piece in enumerate(vocabulary[:-2]) if not piece} == set(
+        tokenizer.special_token_ids
+    )
+    ids = tokenizer.encode(" Zoë 😀", add_special_tokens=False)
+    assert b"".join(vocabulary[i] for i in ids) == " Zoë 😀".encode()
+
+
+def test_tokenizer_without_bytes_for_each_token_has_no_vocabulary():
+    with pytest.raises(ConfigError, match="bytes"):
+        metaspace_tokenizer().vocabulary(4)

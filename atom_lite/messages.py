@@ -69,8 +69,8 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     "guidance" the grammar text that an LLMatcher reads; both are for the vocabulary that
     `worker/grammar_vocabulary.py` makes of the same pieces.
 
-    EOS is allowed only where the grammar may end, and ends the sequence with "stop". min_tokens and
-    ignore_eos forbid EOS while the grammar allows anything else; where it does not, EOS wins.
+    EOS is allowed only where the grammar may end, and ends the sequence with "stop", also with
+    ignore_eos. Before min_tokens it is not allowed, unless the grammar allows nothing else.
     """
 
     key: str

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from atom_lite.api.admission import PromptInput
     from atom_lite.api.engine_client import EngineClient
     from atom_lite.api.schema import GenerationRequest
+    from atom_lite.api.structured import GrammarSource
     from atom_lite.config import Config
     from atom_lite.messages import Grammar
     from atom_lite.observability.metrics import Metrics
@@ -42,6 +43,7 @@ class Frontend:
         tokenizer: of the served model.
         names: model names that requests may use; the first is the default.
         metrics: of this server.
+        grammars: compiles what outputs must look like; None where nothing can.
     """
 
     def __init__(
@@ -52,12 +54,14 @@ class Frontend:
         *,
         names: tuple[str, ...],
         metrics: Metrics,
+        grammars: GrammarSource | None = None,
     ) -> None:
         self.config = config
         self.engine = engine
         self.tokenizer = tokenizer
         self.names = names
         self.metrics = metrics
+        self.grammars = grammars
         self.shutting_down = False
         self.started_at = int(time.time())
         self.prompts = PromptBuilder(tokenizer, read_template(config.model.chat_template))

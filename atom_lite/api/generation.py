@@ -131,7 +131,8 @@ class SequenceOutput:
         self.num_cached_tokens = max(self.num_cached_tokens, event.num_cached_tokens)
         self._record.tokens(len(ids), self.num_cached_tokens, time.monotonic())
         count = self.num_output_tokens + len(ids)
-        hide_last = ids[-1] in self._hidden_ids and count >= self.message.sampling.min_tokens
+        may_end = count >= self.message.sampling.min_tokens or self.message.grammar is not None
+        hide_last = ids[-1] in self._hidden_ids and may_end
         if self._listed is None:
             delta = self._text.push(ids, hide_last=hide_last)
         else:

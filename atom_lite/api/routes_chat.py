@@ -16,6 +16,7 @@ from atom_lite.api.respond import GenerationResponse
 from atom_lite.api.schema import read_body
 from atom_lite.api.schema_answers import ChatCompletion, ChatCompletionChunk
 from atom_lite.api.schema_chat import ChatCompletionRequest
+from atom_lite.api.structured import compile_grammar
 
 router = APIRouter(tags=["chat"])
 
@@ -35,7 +36,8 @@ async def chat_completions(request: Request) -> Response:
     prompt = await frontend.prompts.from_messages(
         body.messages, body, add_special_tokens=body.add_special_tokens
     )
-    generation = frontend.generation(body, [PromptInput(prompt)])
+    grammar = await compile_grammar(frontend.grammars, body)
+    generation = frontend.generation(body, [PromptInput(prompt)], grammar=grammar)
     options = ReplyOptions.of(
         body, frontend.sampling, request_id=request_id_of(request), model=model
     )

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from atom_lite.api.faults import conflict, from_validation, shown
 from atom_lite.api.not_yet import NOT_YET, refuse_not_yet
 from atom_lite.api.schema_sampling import Int64, PositiveInt, SamplingFields
+from atom_lite.api.schema_structured import StructuredFields
 from atom_lite.errors import RequestError
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class RequestBody(JsonObject):
     prompt_param: ClassVar[str] = "prompt"  # the field that a too long prompt came in
 
 
-class GenerationRequest(RequestBody, SamplingFields):
+class GenerationRequest(RequestBody, SamplingFields, StructuredFields):
     """The fields that chat and plain completions share."""
 
     num_logprobs_param: ClassVar[str]  # the field that says how many alternatives to tell

@@ -131,6 +131,6 @@ class SequenceMaker:
         if self._body.include_stop_str_in_output:
             return frozenset()
         ends = set(sampling.stop_token_ids)
-        if not sampling.ignore_eos:
+        if not sampling.ignore_eos or self._grammar is not None:  # a grammar ends with EOS
             ends.update(self._engine.ready.eos_token_ids)
         return frozenset(ends)

@@ -70,6 +70,8 @@ def find_stop(sequence: Sequence, eos_token_ids: frozenset[int]) -> Stop | None:
     """Whether the last token ends the sequence: EOS goes before a stop id, both before length."""
     sampling = sequence.submission.sampling
     num_output_tokens = sequence.num_output_tokens
+    if sequence.submission.grammar is not None and sequence.tokens[-1] in eos_token_ids:
+        return Stop("stop")  # the grammar is complete, whatever ignore_eos and min_tokens say
     if num_output_tokens >= sampling.min_tokens:
         token_id = sequence.tokens[-1]
         if token_id in eos_token_ids and not sampling.ignore_eos:

@@ -246,6 +246,8 @@ class FakeEngine:
 
     def _stop(self, opened: _Open, token_id: int) -> tuple[FinishReason | None, int | None]:
         sampling = opened.message.sampling
+        if opened.message.grammar is not None and token_id in self.ready.eos_token_ids:
+            return "stop", None
         if opened.num_sent >= sampling.min_tokens:
             if token_id in self.ready.eos_token_ids and not sampling.ignore_eos:
                 return "stop", None

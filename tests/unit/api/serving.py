@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
     from pathlib import Path
 
+    from atom_lite.api.structured import GrammarSource
+
 MODEL = "tiny/bytes"
 EOS, TURN = 0, 1
 DEF, GH = 258, 259  # two tokens of several characters
@@ -95,17 +97,28 @@ class Served:
         return value
 
 
-def build(engine: FakeEngine, tokenizer: Tokenizer, config: Config) -> tuple[FastAPI, Metrics]:
+def build(
+    engine: FakeEngine,
+    tokenizer: Tokenizer,
+    config: Config,
+    grammars: GrammarSource | None = None,
+) -> tuple[FastAPI, Metrics]:
     metrics = Metrics(config, engine.ready, MODEL)
-    return create_app(config, engine, tokenizer, model_name=MODEL, metrics=metrics), metrics
+    app = create_app(
+        config, engine, tokenizer, model_name=MODEL, metrics=metrics, grammars=grammars
+    )
+    return app, metrics
 
 
 @asynccontextmanager
 async def in_memory(
-    engine: FakeEngine, tokenizer: Tokenizer, config: Config | None = None
+    engine: FakeEngine,
+    tokenizer: Tokenizer,
+    config: Config | None = None,
+    grammars: GrammarSource | None = None,
 ) -> AsyncIterator[Served]:
     """Requests without a socket; answers come whole."""
-    app, metrics = build(engine, tokenizer, config or Config())
+    app, metrics = build(engine, tokenizer, config or Config(), grammars)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
         yield Served(app, engine, client, metrics, "http://server")

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from atom_lite.errors import RequestError
+from atom_lite.messages import Grammar
 from atom_lite.scheduler.sequence import Sequence
 from atom_lite.scheduler.stopping import Stop, find_stop, max_output_tokens
 from tests.fakes.scheduler_inputs import EOS, make_limits, make_submission
@@ -46,6 +48,14 @@ def test_last_token_decides_why_a_sequence_ends(
     output: list[int], sampling: dict[str, Any], stop: Stop | None
 ) -> None:
     assert find_stop(make_sequence(output, **sampling), EOS_IDS) == stop
+
+
+@pytest.mark.parametrize("sampling", [{}, {"ignore_eos": True}, {"min_tokens": 5}])
+def test_eos_ends_a_grammar_whatever_else_is_asked(sampling: dict[str, Any]) -> None:
+    grammar = Grammar(key="k", backend="guidance", compiled=b"")
+    sequence = make_sequence([EOS], **sampling)
+    sequence.submission = msgspec.structs.replace(sequence.submission, grammar=grammar)
+    assert find_stop(sequence, EOS_IDS) == Stop("stop")
 
 
 @pytest.mark.parametrize(

@@ -102,9 +102,10 @@ def test_each_token_is_the_reference_draw_alone_and_in_any_batch(
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 3.0])
 @pytest.mark.parametrize("top_p", [0.5, 0.9, 0.99])
-def test_wide_nucleus_of_a_large_vocabulary_is_exact(temperature, top_p):
+@pytest.mark.parametrize("min_p", [0.0, 0.001, 0.05, 0.3])
+def test_wide_nucleus_of_a_large_vocabulary_is_exact(temperature, top_p, min_p):
     logits = torch.randn(4, 20000, generator=torch.Generator().manual_seed(3)) * 2
-    sampling = params(temperature=temperature, top_p=top_p, seed=5)
+    sampling = params(temperature=temperature, top_p=top_p, min_p=min_p, seed=5)
     for index in range(10):
         draws = [Draw(sampling, 4 * index + row) for row in range(4)]
         for row, token in enumerate(sample(logits, draws)):

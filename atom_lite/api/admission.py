@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from atom_lite.messages import EngineReady
 
 MAX_SEQUENCES = 1024  # of one request: prompts times candidates
+# Each sequence carries its own copy of what a request lists; this many ids take some 20 MB and
+# 50 ms of the event loop.
+MAX_LISTED_IDS = 4_000_000
 
 
 class PromptInput(NamedTuple):
@@ -94,7 +97,7 @@ class ContextLimits:
 
 
 def check_num_sequences(body: GenerationRequest, num_prompts: int) -> None:
-    """Refuse a request of more sequences than one may have.
+    """Refuse a request of more sequences than one may have, or of too much for each of them.
 
     Raises:
         RequestError: 400.
@@ -107,6 +110,16 @@ def check_num_sequences(body: GenerationRequest, num_prompts: int) -> None:
             f"sequences, more than the {MAX_SEQUENCES} that a request may have",
             param=param,
         )
+    for param, listed in (
+        ("logit_bias", body.logit_bias),
+        ("allowed_token_ids", body.allowed_token_ids),
+    ):
+        if num_sequences * len(listed or ()) > MAX_LISTED_IDS:
+            raise RequestError(
+                f"'{param}' has {len(listed or ())} ids for each of {num_sequences} sequences, "
+                f"more than {MAX_LISTED_IDS} in all",
+                param=param,
+            )
 
 
 class QueueLimit:

@@ -55,7 +55,10 @@ class SequenceRecord:
         metrics.request_prompt_tokens.observe(self._num_prompt_tokens)
         metrics.request_generation_tokens.observe(num_output_tokens)
         metrics.request_max_generation_tokens.observe(num_output_tokens)
-        if self._first_token_time is not None:
+        if self._first_token_time is None:
+            if reason == "length":  # only the prompt was asked for
+                metrics.prompt_tokens.inc(self._num_prompt_tokens)
+        else:
             decode_time = self._last_token_time - self._first_token_time
             metrics.time_per_output_token.observe(decode_time / max(1, num_output_tokens - 1))
 

@@ -181,9 +181,79 @@ def test_cached_tokens_are_told_in_a_stream_too(server: Server) -> None:
     assert cached == (len(prompt) - 1) // 16 * 16 > 0
 
 
+def listed(server: Server, script: list[int], **fields: Any) -> list[dict[str, Any]]:
+    """The choices of a chat with log probabilities, whole and as a stream, which must agree."""
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 64}
+    body |= {"vllm_xargs": {"script": script}, "logprobs": True, "return_token_ids": True} | fields
+    url = server.base_url + "/v1/chat/completions"
+    whole = httpx.post(url, json=body, timeout=60)
+    assert whole.status_code == 200, whole.text
+    streamed = httpx.post(url, json=body | {"stream": True}, timeout=60)
+    lines = [line[6:] for line in streamed.text.splitlines() if line]
+    assert lines.pop() == "[DONE]"
+    choices: list[dict[str, Any]] = whole.json()["choices"]
+    parts = [part for line in lines for part in json.loads(line)["choices"]]
+    for choice in choices:
+        mine = [part for part in parts if part["index"] == choice["index"]]
+        told = [part["logprobs"] or {"content": []} for part in mine]
+        entries = [entry for some in told for entry in some["content"]]
+        assert entries == choice["logprobs"]["content"]
+        ids = [each for part in mine for each in part.get("token_ids", [])]
+        assert ids == choice["token_ids"]
+        assert len(choice["token_ids"]) == len(choice["logprobs"]["content"])
+    return choices
+
+
+def test_lists_beside_a_text_end_where_a_stop_cuts_it(server: Server) -> None:
+    for text, num_tokens in (("GH", 1), ("FGH", 1), ("HI", 2), ("D", 0), ("zz", 5)):
+        (choice,) = listed(server, DEFGHIJ, stop=text)
+        assert choice["token_ids"][:4] == DEFGHIJ[:num_tokens]
+        assert len(choice["token_ids"]) == num_tokens  # the fifth is EOS
+
+
+def test_bytes_of_parts_of_characters_are_their_own(server: Server) -> None:
+    (choice,) = listed(server, SMILE, max_tokens=2, top_logprobs=1)
+    content = choice["logprobs"]["content"]
+    assert [entry["bytes"] for entry in content] == [[32, 240, 159, 152], [128]]
+    assert [entry["top_logprobs"][0]["bytes"] for entry in content] == [
+        [32, 240, 159, 152],
+        [128],
+    ]
+
+
+def test_every_choice_of_several_lists_all_of_its_tokens(server: Server) -> None:
+    choices = listed(server, [*DEFGHIJ, *SMILE], n=3, top_logprobs=0)
+    assert [len(choice["token_ids"]) for choice in choices] == [7, 7, 7]
+
+
+def test_impossible_tokens_leave_the_json_finite(server: Server) -> None:
+    for fields in ({"top_k": 1}, {"allowed_token_ids": [5]}, {"logit_bias": {"5": 100}}):
+        (choice,) = listed(server, DEFGHIJ, top_logprobs=5, max_tokens=3, **fields)
+        for entry in choice["logprobs"]["content"]:
+            for each in (entry, *entry["top_logprobs"]):
+                assert -9999.0 <= each["logprob"] <= 0
+
+
+def test_echo_needs_no_output(server: Server) -> None:
+    for fields in ({"logprobs": 1}, {}, {"logprobs": 1, "n": 2}):
+        body = {"prompt": "hello world", "echo": True, "max_tokens": 0} | fields
+        reply = httpx.post(server.base_url + "/v1/completions", json=body, timeout=60).json()
+        assert reply["usage"]["completion_tokens"] == 0
+        for choice in reply["choices"]:
+            assert (choice["text"], choice["finish_reason"]) == ("hello world", "length")
+            if fields:
+                lists = choice["logprobs"]
+                assert lists["token_logprobs"][0] is None
+                assert len(lists["token_logprobs"]) == reply["usage"]["prompt_tokens"]
+                assert lists["text_offset"] == [0, 5]
+
+
 BAD: list[tuple[str, dict[str, Any]]] = [
     ("stop_token_ids", {"stop_token_ids": [151645]}),
     ("logit_bias", {"logit_bias": {"999999": 1}}),
+    ("allowed_token_ids", {"allowed_token_ids": [49152]}),
+    ("logprobs", {"logprobs": 21}),
+    ("n", {"n": 129}),
     ("guided_json", {"guided_json": {"type": "object"}}),
     ("prompt", {"prompt": [49152]}),
     ("max_tokens", {"max_tokens": 10**9}),

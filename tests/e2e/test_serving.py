@@ -77,6 +77,34 @@ def test_sdk_chat_and_stream_agree(client: openai.OpenAI) -> None:
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
 
 
+def test_prompt_numbers_are_the_same_after_a_cache_hit(live_server: Server) -> None:
+    prompt = list(range(1000, 1033))  # two blocks and a token
+    fields = {"echo": True, "logprobs": 1, "max_tokens": 1}
+    first, again = (complete(live_server, prompt, **fields)["choices"][0] for _ in range(2))
+    warm = complete(live_server, prompt, **fields, seed=3, logit_bias={"5": 100}, n=2)
+    numbers = first["logprobs"]["token_logprobs"]
+    assert len(numbers) == 34
+    assert again["logprobs"] == first["logprobs"]
+    for choice in warm["choices"]:
+        told = choice["logprobs"]["token_logprobs"]
+        assert told[1:33] == pytest.approx(numbers[1:33], abs=1e-3)
+
+
+def test_seeded_choices_differ_and_come_again(live_server: Server) -> None:
+    def texts(**fields: Any) -> list[str]:
+        answer = complete(
+            live_server, "Once upon a time", max_tokens=12, temperature=1, seed=1, **fields
+        )
+        return [choice["text"] for choice in answer["choices"]]
+
+    choices = texts(n=3)
+    assert len(set(choices)) == 3
+    assert texts(n=3) == choices
+    assert texts() == choices[:1]
+    streamed = stream_text(live_server, "Once upon a time", max_tokens=12, temperature=1, seed=1)
+    assert streamed == choices[0]
+
+
 def test_sdk_lists_and_retrieves_the_model(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).id == MODEL

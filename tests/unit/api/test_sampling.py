@@ -138,6 +138,7 @@ def test_item_of_a_list_is_named_by_its_place(tokenizer):
         ("complete", {"max_tokens": 0}, "max_tokens"),
         ("complete", {"max_completion_tokens": 0}, "max_completion_tokens"),
         ("complete", {"prompt": ["x"] * 9, "n": 128}, "n"),
+        ("complete", {"allowed_token_ids": [5] * 40_000, "n": 128}, "allowed_token_ids"),
         ("chat", {"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
         ("chat", {"best_of": 2, "n": 3}, "best_of"),
         ("chat", {"best_of": 2, "stream": True}, "best_of"),

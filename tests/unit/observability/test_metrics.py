@@ -222,6 +222,14 @@ def test_a_sequence_aborted_in_the_queue_has_no_phases():
     assert value(metrics, "prompt_tokens_total") == 0
 
 
+def test_a_prompt_without_output_counts_as_a_prompt():
+    metrics = make()
+    record = metrics.start_sequence(num_prompt_tokens=10, max_tokens=0, arrival_time=100.0)
+    record.finish("length", 0, 102.0)
+    assert value(metrics, "prompt_tokens_total") == 10
+    assert value(metrics, "time_to_first_token_seconds_count") == 0
+
+
 def test_token_buckets_are_1_2_5_up_to_the_limit():
     assert token_count_buckets(100) == (1, 2, 5, 10, 20, 50, 100)
     assert token_count_buckets(8192)[-1] == 5000

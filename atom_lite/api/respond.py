@@ -93,7 +93,12 @@ class GenerationResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
         while True:
             settled = generation.settled
-            data = b"".join([await self._chunks(output) for output in generation.take_changed()])
+            parts = []
+            for output in generation.take_changed():
+                if output.index not in self._tokens_sent:
+                    parts.append(await self._open(output))
+                parts.append(self._chunks(output))
+            data = b"".join(parts)
             if settled:
                 break
             if data:
@@ -103,19 +108,29 @@ class GenerationResponse(Response):
         if not generation.client_gone:
             await _write(send, data + self._closing(), more=False)
 
-    async def _chunks(self, output: SequenceOutput) -> bytes:
-        """What is new of a choice: what it opens with, then text, then how it ended."""
-        index = output.index
-        if output.fault is not None or not output.opens or index in self._ended:
+    async def _open(self, output: SequenceOutput) -> bytes:
+        """What a choice begins with, as soon as that is known; its first text is due with it.
+
+        An echoed prompt may be long; what is told of it does not change any more.
+        """
+        if output.fault is not None or not output.opens:
             return b""
-        parts = []
+        self._tokens_sent[output.index] = -self._stream_interval
+        if self._reply.num_prompt_figures(output) > _THREAD_ABOVE_FIGURES:
+            return await asyncio.to_thread(self._reply.opening, output)
+        return self._reply.opening(output)
+
+    def _chunks(self, output: SequenceOutput) -> bytes:
+        """What is new of a choice: text, then how it ended."""
+        index = output.index
         sent = self._tokens_sent.get(index)
-        if sent is None:
-            parts.append(await self._opening(output))
-        elif not output.finished and output.num_output_tokens - sent < self._stream_interval:
+        if output.fault is not None or sent is None or index in self._ended:
+            return b""
+        if output.num_output_tokens - sent < self._stream_interval and not output.finished:
             return b""
         self._tokens_sent[index] = output.num_output_tokens
         text, tokens = output.take_text(), output.take_tokens()
+        parts = []
         if text:
             parts.append(self._reply.delta(output, text, tokens))
             tokens = []
@@ -123,12 +138,6 @@ class GenerationResponse(Response):
             self._ended.add(index)
             parts.append(self._reply.ending(output, tokens))
         return b"".join(parts)
-
-    async def _opening(self, output: SequenceOutput) -> bytes:
-        """An echoed prompt may be long; what is told of it does not change any more."""
-        if self._reply.num_prompt_figures(output) > _THREAD_ABOVE_FIGURES:
-            return await asyncio.to_thread(self._reply.opening, output)
-        return self._reply.opening(output)
 
     def _closing(self) -> bytes:
         fault = self._generation.fault

@@ -65,7 +65,7 @@ class Reply(ABC):
             "created": int(time.time()),
             "model": options.model,
         }
-        self._chunk_start = b"data: " + sse.json_bytes(self._head)[:-1]
+        self._chunk_start = b"data: " + sse.json_line(self._head)[:-1]
         self._choice_start = self._chunk_start + b',"choices":[{"index":'
 
     @abstractmethod
@@ -113,7 +113,7 @@ class Reply(ABC):
         }
         return b'%b,"choices":[%b],"system_fingerprint":%b%b}\n\n' % (
             self._chunk_start,
-            sse.json_bytes(choice),
+            sse.json_line(choice),
             sse.json_bytes(SYSTEM_FINGERPRINT),
             self._usage_member(output),
         )
@@ -270,7 +270,7 @@ class CompletionReply(Reply):
             choice |= {"prompt_token_ids": prompt.token_ids, "token_ids": []}
         return b'%b,"choices":[%b]%b}\n\n' % (
             self._chunk_start,
-            sse.json_bytes(choice),
+            sse.json_line(choice),
             self._usage_member(output),
         )
 

@@ -33,8 +33,13 @@ _LINE_ENDS = (
 
 def json_text(text: str) -> bytes:
     """A string as JSON that no line splitter can break."""
-    data = _encode(text)
-    if not text.isascii():
+    return _encode(text) if text.isascii() else json_line(text)
+
+
+def json_line(value: Any) -> bytes:
+    """Any plain value as JSON that no line splitter can break."""
+    data = _encode(value)
+    if not data.isascii():
         for raw, escaped in _LINE_ENDS:
             data = data.replace(raw, escaped)
     return data
@@ -47,4 +52,4 @@ def json_bytes(value: Any) -> bytes:
 
 def event(value: Any) -> bytes:
     """One event with a JSON payload."""
-    return b"data: " + _encode(value) + END
+    return b"data: " + json_line(value) + END

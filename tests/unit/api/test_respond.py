@@ -254,13 +254,16 @@ def test_line_separators_in_text_cannot_break_a_line_reader(tokenizer):
 
     async def scenario():
         async with in_memory(FakeEngine(plan=lambda _m: ids_of(text)), tokenizer) as served:
-            answer = await served.chat(stream=True)
-        payloads = [
-            json.loads(line.removeprefix("data: "))
-            for line in answer.text.splitlines()
-            if line and line != "data: [DONE]"
-        ]
-        assert joined(payloads) == text
+            plain = await served.chat(stream=True)
+            echoed = await served.complete(prompt=text, echo=True, stream=True, stop=[text])
+        for answer, expected in ((plain, text), (echoed, text)):
+            payloads = [
+                json.loads(line.removeprefix("data: "))
+                for line in answer.text.splitlines()
+                if line and line != "data: [DONE]"
+            ]
+            assert joined(payloads) == expected
+        assert payloads[-1]["choices"][0]["stop_reason"] == text
 
     run(scenario())
 

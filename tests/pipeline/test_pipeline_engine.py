@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import signal
 import threading
 from typing import TYPE_CHECKING
@@ -36,7 +37,7 @@ from atom_lite.messages import (
     SubmitSequence,
 )
 from atom_lite.scheduler.scheduler import Scheduler
-from tests.pipeline.tiny_run import outputs, requests, tiny_config
+from tests.pipeline.tiny_run import SHAPES, outputs, requests, tiny_config
 
 if TYPE_CHECKING:
     from atom_lite.chunking.calibrator import StepSample
@@ -71,6 +72,16 @@ def test_stages_give_the_same_tokens_under_preemption(
         with_stages(config, 2), cache=CacheConfig(block_size=4, num_gpu_blocks_override=30)
     )
     assert outputs(tight) == expected
+
+
+def test_shaped_sequences_keep_to_their_options(expected: list[list[int]]) -> None:
+    strays = {True: 0, False: 0}  # by whether there are options to stray from
+    for (_, sampling), tokens in zip(requests(), expected, strict=True):
+        words = set(itertools.pairwise(tokens)) & set(SHAPES["bad_words"])
+        others = set(tokens) - set(SHAPES["allowed_token_ids"])
+        strays[bool(sampling.bad_words)] += len(words) + len(others)
+    assert strays[True] == 0
+    assert strays[False] > 0
 
 
 def test_a_killed_stage_ends_every_sequence_with_an_error(config: Config) -> None:

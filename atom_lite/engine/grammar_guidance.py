@@ -76,10 +76,11 @@ class GuidanceBackend:
         matcher = LLMatcher(self._vocabulary, text, log_level=0)
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         seconds = time.process_time() - started
-        if matcher.is_error() and matcher.stop_reason() != "NoExtensionBias":
-            raise RequestError(_first_line(matcher.get_error()))
-        if matcher.is_error() or not any(mask):
+        error = matcher.get_error()
+        if error.startswith("NoExtension") or not (error or any(mask)):
             raise RequestError("it allows no output at all")
+        if error:
+            raise RequestError(_first_line(error))
         if seconds > MAX_LOAD_SECONDS:
             raise RequestError(
                 f"it is too large: loading it takes {seconds:.2f} s, at most {MAX_LOAD_SECONDS} s"

@@ -56,7 +56,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logit_bias: dict[int, float] = {}
     allowed_token_ids: tuple[int, ...] | None = None  # None allows all
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not come
-    # Likeliest tokens beside the drawn one, -1 for the whole vocabulary; None reports none.
+    # Likeliest tokens beside the drawn one, at most the vocabulary; None reports none.
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None  # the same for prompt tokens; reads no cached prefix
 

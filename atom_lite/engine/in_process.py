@@ -109,9 +109,14 @@ class Engine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        group: int | None = None,
         script: list[int] | None = None,
     ) -> int:
-        """Queue a sequence and return its id; its events are kept until `events(id)` reads them."""
+        """Queue a sequence and return its id; its events are kept until `events(id)` reads them.
+
+        Sequences with the same prompt and `group` compute that prompt once, with or without a
+        prefix cache.
+        """
         sequence_id = next(self._ids)
         message = SubmitSequence(
             sequence_id=sequence_id,
@@ -120,6 +125,7 @@ class Engine:
             arrival_time=time.monotonic(),
             priority=priority,
             cache_salt=cache_salt,
+            group=group,
             script=script,
         )
         with self._lock:

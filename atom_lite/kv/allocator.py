@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 
 class KVAllocator:
-    """A pool of `num_blocks` blocks of `block_size` tokens with an optional prefix cache."""
+    """A pool of `num_blocks` blocks of `block_size` tokens, some of which have names to be hit by.
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
+    Who names blocks, and who looks for names, is for the scheduler to say (`scheduler/sharing`).
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.enable_prefix_caching = enable_prefix_caching
         self._pool = BlockPool(num_blocks)
         self._cache = PrefixCache()
 
@@ -54,7 +56,7 @@ class KVAllocator:
 
     def find_prefix(self, digests: Sequence[bytes], most: int) -> list[int]:
         """The cached blocks at the start of a digest chain, at most `most`; takes none of them."""
-        return self._cache.find(digests, most) if self.enable_prefix_caching else []
+        return self._cache.find(digests, most)
 
     def count_held(self, block_ids: Iterable[int]) -> int:
         """How many of these blocks are held: sharing those leaves `num_available` as it is."""
@@ -71,13 +73,24 @@ class KVAllocator:
 
     def register(self, block_id: int, digest: bytes) -> None:
         """Let later sequences hit a held, full block."""
-        if self.enable_prefix_caching:
-            self._cache.register(block_id, digest)
+        self._cache.register(block_id, digest)
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached block that nobody holds."""
         for block_id in self._pool.discard_evictable():
             self._cache.forget(block_id)
+
+    def forget_idle(self, digests: Iterable[bytes]) -> None:
+        """Forget the blocks of these names that are cached; nobody holds them."""
+        for digest in digests:
+            block_id = self._cache.block_of(digest)
+            if block_id is not None:
+                self._cache.forget(block_id)
+                self._pool.discard(block_id)
+
+    def names(self) -> set[bytes]:
+        """The names of all blocks that can be hit (a copy, for checks)."""
+        return self._cache.digests()
 
     def check_integrity(self, tables: Iterable[Sequence[int]] | None = None) -> None:
         """Raise AssertionError when pool, cache and the sequences' block tables disagree."""

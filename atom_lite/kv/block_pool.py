@@ -94,6 +94,11 @@ class BlockPool:
             heapq.heappush(self._free, block_id)
         return discarded
 
+    def discard(self, block_id: int) -> None:
+        """Turn an evictable block into a free one."""
+        del self._evictable[block_id]
+        heapq.heappush(self._free, block_id)
+
     def evictable_blocks(self) -> list[int]:
         """Evictable blocks, the next to be evicted first (a copy, for checks)."""
         return list(self._evictable)

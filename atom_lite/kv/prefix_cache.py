@@ -28,6 +28,11 @@ def root_digest(cache_salt: str | None) -> bytes:
     return sha256(b"salted prefix:" + cache_salt.encode("utf-8", "surrogatepass")).digest()
 
 
+def group_root_digest(group: int) -> bytes:
+    """The parent of a first block that only the sequences of one group share."""
+    return sha256(b"group:%d" % group).digest()
+
+
 def extend_digests(
     digests: list[bytes], root: bytes, token_ids: Sequence[int], block_size: int
 ) -> None:
@@ -56,6 +61,14 @@ class PrefixCache:
 
     def __contains__(self, block_id: object) -> bool:
         return block_id in self._digest_of
+
+    def digests(self) -> set[bytes]:
+        """The names of all cached blocks (a copy, for checks)."""
+        return set(self._block_of)
+
+    def block_of(self, digest: bytes) -> int | None:
+        """The block with this name, if it is cached."""
+        return self._block_of.get(digest)
 
     def find(self, digests: Sequence[bytes], most: int) -> list[int]:
         """The blocks of the longest cached run at the start of `digests`, at most `most`."""

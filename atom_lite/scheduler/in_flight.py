@@ -20,7 +20,8 @@ Acknowledgement. A step holds one of `depth` slots until it retires, and what re
 when it is planned (`StepPlan.acknowledge`), so that a switch changes no step that is under way and
 scheduler, stages and simulation mean the same:
 
-    acknowledged  the last stage's result retires it. So with every step that draws a token, and,
+    acknowledged  the last stage's result retires it. So with every step that ends a prompt or
+                  draws a token, and,
                   as at ATOM, with middle chunks while its calibration runs or a model is installed:
                   stage times are then not those of a head that has run far ahead.
     local         a step of middle chunks alone retires once stage 0 has handed it on: nobody waits
@@ -45,7 +46,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from atom_lite.errors import EngineError
 
 if TYPE_CHECKING:
-    from atom_lite.messages import StepResult
+    from atom_lite.messages import SampledToken, StepResult
     from atom_lite.scheduler.sequence import Sequence
 
 
@@ -59,7 +60,7 @@ class FlightRow(NamedTuple):
     epoch: int  # of the sequence when the step was planned
     num_tokens: int
     is_decode: bool
-    sample: bool
+    is_awaited: bool  # draws the next token or, for a sequence that wants none, ends its prompt
 
 
 class Flight(NamedTuple):
@@ -104,7 +105,7 @@ class InFlight:
     def launch(self, flight: Flight) -> None:
         """Note that a plan goes out to the stages."""
         assert self.has_room(may_run_ahead=True)
-        assert flight.acknowledge or not any(row.sample for row in flight.rows)
+        assert flight.acknowledge or not any(row.is_awaited for row in flight.rows)
         self._flights.append(flight)
 
     def hand_on(self, step_id: int) -> None:
@@ -126,8 +127,12 @@ class InFlight:
         return self._flights.popleft()
 
 
-def tokens_that_count(flight: Flight, result: StepResult) -> list[tuple[Sequence, int]]:
+def tokens_that_count(
+    flight: Flight, result: StepResult
+) -> list[tuple[Sequence, SampledToken | None]]:
     """The drawn tokens of a landed flight whose sequence still awaits them, in row order.
+
+    None stands for the end of a prompt whose sequence wants no token.
 
     A sequence that has finished since awaits nothing. One that was preempted has a new epoch, and
     what was drawn for an old one is never looked up.
@@ -135,17 +140,17 @@ def tokens_that_count(flight: Flight, result: StepResult) -> list[tuple[Sequence
     Raises:
         EngineError: a token that was to be drawn is missing.
     """
-    drawn = {(token.sequence_id, token.epoch): token.token_id for token in result.tokens}
+    drawn = {(token.sequence_id, token.epoch): token for token in result.tokens}
     tokens = []
-    for sequence, epoch, _, _, sample in flight.rows:
-        if not sample or not sequence.sample_in_flight:
+    for sequence, epoch, _, _, is_awaited in flight.rows:
+        if not is_awaited or not sequence.awaits_result:
             continue
         assert sequence.epoch == epoch, "a sequence was preempted with its token in flight"
-        token_id = drawn.get((sequence.submission.sequence_id, epoch))
-        if token_id is None:
+        token = drawn.get((sequence.submission.sequence_id, epoch))
+        if token is None and sequence.max_output_tokens > 0:
             raise EngineError(
                 f"result of step {result.step_id} lacks the token of sequence "
                 f"{sequence.sequence_id}, epoch {epoch}"
             )
-        tokens.append((sequence, token_id))
+        tokens.append((sequence, token))
     return tokens

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from atom_lite.kv.allocator import KVAllocator
     from atom_lite.scheduler.sequence import Sequence
+    from atom_lite.scheduler.sharing import Sharing
 
 _by_order = attrgetter("order")
 
@@ -32,8 +33,9 @@ class Roster:
     `coming_digests`, the cacheable blocks that they have yet to compute.
     """
 
-    def __init__(self, allocator: KVAllocator) -> None:
+    def __init__(self, allocator: KVAllocator, sharing: Sharing) -> None:
         self._allocator = allocator
+        self._sharing = sharing
         self._live: dict[int, Sequence] = {}
         self._drops: list[tuple[int, int]] = []
         self.waiting = WaitingQueue()
@@ -61,6 +63,7 @@ class Roster:
     def add(self, sequence: Sequence) -> None:
         """Take a new sequence in; it waits."""
         self._live[sequence.sequence_id] = sequence
+        self._sharing.join(sequence)
         self.waiting.push(sequence)
 
     def start(self, sequence: Sequence, cached_block_ids: list[int]) -> None:
@@ -105,7 +108,7 @@ class Roster:
 
     def preempt(self, sequence: Sequence) -> None:
         """Take all blocks away; the sequence waits at its old place to be computed anew."""
-        assert not sequence.sample_in_flight, "a sequence with a token in flight is not preempted"
+        assert not sequence.awaits_result, "a sequence with a result in flight is not preempted"
         self._leave_stages(sequence)
         sequence.epoch += 1
         sequence.num_scheduled_tokens = 0
@@ -123,17 +126,18 @@ class Roster:
         else:
             self._leave_stages(sequence)
             sequence.state = State.FINISHED
-            sequence.sample_in_flight = False  # what is still being drawn no longer counts
+            sequence.awaits_result = False  # what is still being drawn no longer counts
+        self._sharing.leave(sequence)
 
     def latest_preemptible(self, step_id: int) -> Sequence | None:
         """The last in order that may lose its blocks.
 
-        Not one whose next token is being drawn, nor one with a row in step `step_id` already.
+        Not one whose result is awaited, nor one with a row in step `step_id` already.
         """
         latest: Sequence | None = None
         for running in (self.prefilling, self.decoding):
             for sequence in reversed(running):
-                if not sequence.sample_in_flight and sequence.last_step_id != step_id:
+                if not sequence.awaits_result and sequence.last_step_id != step_id:
                     if latest is None or sequence.order > latest.order:
                         latest = sequence
                     break
@@ -159,7 +163,7 @@ class Roster:
             self._no_longer_coming(digest)
 
     def _coming_digests(self, sequence: Sequence) -> list[bytes]:
-        """Names of the full blocks of its prefill that are not computed yet; none without cache."""
+        """Names, where they have any, of the full blocks of its prefill not computed yet."""
         end = sequence.prefill_end // self._allocator.block_size
         return sequence.digests[sequence.num_registered_blocks : end]
 
@@ -197,6 +201,7 @@ class Roster:
         coming = Counter(d for s in self.prefilling for d in self._coming_digests(s))
         assert self.coming_digests == coming, "coming blocks are miscounted"
         self._allocator.check_integrity([s.block_ids for s in self])
+        self._sharing.check_integrity(self)
 
     def _check_sequence(self, sequence: Sequence) -> None:
         what = f"sequence {sequence.sequence_id}"
@@ -204,10 +209,10 @@ class Roster:
         assert len(sequence.block_ids) == covered, f"{what} holds the wrong number of blocks"
         assert sequence.num_scheduled_tokens <= len(sequence.tokens), f"{what} is ahead of itself"
         if sequence.state is State.WAITING:
-            assert not sequence.sample_in_flight, f"{what} waits with a token in flight"
+            assert not sequence.awaits_result, f"{what} waits with a result in flight"
         elif sequence.state is State.PREFILLING:
             assert sequence.num_prefill_tokens_left > 0, f"{what} has nothing left to prefill"
-            assert not sequence.sample_in_flight, f"{what} samples before its last chunk"
+            assert not sequence.awaits_result, f"{what} awaits a result before its last chunk"
         else:
             missing = len(sequence.tokens) - sequence.num_scheduled_tokens
-            assert missing == (0 if sequence.sample_in_flight else 1), f"{what} is not ready"
+            assert missing == (0 if sequence.awaits_result else 1), f"{what} is not ready"

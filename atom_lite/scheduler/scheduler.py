@@ -19,10 +19,10 @@ from atom_lite.chunking.planners.fixed import FixedPlanner
 from atom_lite.chunking.report import ChunkReport
 from atom_lite.errors import EngineError, RequestError
 from atom_lite.kv.allocator import KVAllocator
-from atom_lite.kv.prefix_cache import extend_digests, root_digest
 from atom_lite.messages import (
     EngineStats,
     FinishReason,
+    SampledToken,
     SequenceEvent,
     SequenceFinished,
     SequenceTimings,
@@ -34,8 +34,10 @@ from atom_lite.messages import (
 from atom_lite.scheduler.in_flight import Flight, InFlight, tokens_that_count
 from atom_lite.scheduler.limits import SchedulerLimits
 from atom_lite.scheduler.policies.stall_free import StallFree
+from atom_lite.scheduler.prompt_scores import prompt_scores_that_count
 from atom_lite.scheduler.roster import Roster
 from atom_lite.scheduler.sequence import Sequence
+from atom_lite.scheduler.sharing import Sharing
 from atom_lite.scheduler.step_builder import Machinery, StepBuilder
 from atom_lite.scheduler.stopping import Stop, find_stop, max_output_tokens
 
@@ -77,15 +79,19 @@ class Scheduler:
         limits.check()
         self._limits = limits
         self._policy = policy or StallFree()
-        self._allocator = KVAllocator(
-            limits.num_blocks, limits.block_size, limits.enable_prefix_caching
-        )
-        self._roster = Roster(self._allocator)
+        self._allocator = KVAllocator(limits.num_blocks, limits.block_size)
+        self._sharing = Sharing(self._allocator, enable_prefix_caching=limits.enable_prefix_caching)
+        self._roster = Roster(self._allocator, self._sharing)
         self._in_flight = InFlight(limits.pipeline_depth)
         self._needs_acknowledgement = needs_acknowledgement
         self._planner = planner or FixedPlanner()
         self._machinery = Machinery(
-            limits, self._roster, self._allocator, self._planner, report or ChunkReport()
+            limits,
+            self._roster,
+            self._allocator,
+            self._sharing,
+            self._planner,
+            report or ChunkReport(),
         )
         self._num_submitted = 0
         self._next_step_id = first_step_id
@@ -121,7 +127,7 @@ class Scheduler:
             submission=message,
             order=(message.priority if by_priority else 0, self._num_submitted),
             max_output_tokens=most,
-            root_digest=root_digest(message.cache_salt),
+            root_digest=self._sharing.root_digest(message),
             tokens=list(message.prompt_token_ids),
         )
         self._roster.add(sequence)
@@ -165,7 +171,9 @@ class Scheduler:
         self._next_step_id += 1
         self._counters["prefix_cache_queries"] += step.prefix_cache_queries
         self._counters["prefix_cache_hits"] += step.prefix_cache_hits
-        acknowledge = self._needs_acknowledgement() or any(row.sample for row in step.rows)
+        acknowledge = self._needs_acknowledgement() or any(
+            row.is_awaited for row in step.flight.rows
+        )
         self._in_flight.launch(step.flight._replace(acknowledge=acknowledge))
         return StepPlan(
             step_id=step.flight.step_id,
@@ -183,13 +191,17 @@ class Scheduler:
         """Take the result of the oldest plan in flight.
 
         Raises:
-            EngineError: not that plan's result, or a token is missing; the engine cannot go on.
+            EngineError: not that plan's result, or something in it is missing; the engine cannot
+                go on.
         """
         flight = self._in_flight.land(result)
         self._count(flight)
-        events: list[SequenceEvent] = []
-        for sequence, token_id in tokens_that_count(flight, result):
-            self._accept(sequence, token_id, now, events)
+        events: list[SequenceEvent] = [*prompt_scores_that_count(flight, result)]
+        for sequence, token in tokens_that_count(flight, result):
+            if token is None:
+                events.append(self._finish(sequence, "length", now))
+            else:
+                self._accept(sequence, token, now, events)
         return events
 
     def reset_prefix_cache(self) -> None:
@@ -223,13 +235,13 @@ class Scheduler:
     # ------------------------------------------------------------ inside
 
     def _accept(
-        self, sequence: Sequence, token_id: int, now: float, events: list[SequenceEvent]
+        self, sequence: Sequence, token: SampledToken, now: float, events: list[SequenceEvent]
     ) -> None:
         """Append a drawn token, and finish the sequence if it was the last."""
         if sequence.num_scheduled_tokens % self._limits.block_size == 0:
             self._register_written_block(sequence)
-        sequence.sample_in_flight = False
-        sequence.tokens.append(token_id)
+        sequence.awaits_result = False
+        sequence.tokens.append(token.token_id)
         self._counters["output_tokens"] += 1
         cached = 0
         if sequence.first_token_time is None:
@@ -238,8 +250,9 @@ class Scheduler:
         events.append(
             TokensGenerated(
                 sequence_id=sequence.submission.sequence_id,
-                token_ids=[token_id],
+                token_ids=[token.token_id],
                 num_cached_tokens=cached,
+                logprobs=[] if token.logprobs is None else [token.logprobs],
             )
         )
         stop = find_stop(sequence, self._limits.eos_token_ids)
@@ -248,12 +261,10 @@ class Scheduler:
 
     def _register_written_block(self, sequence: Sequence) -> None:
         """Name the block that the landed decode has filled, if it has."""
-        block_size = self._limits.block_size
-        num_full = sequence.num_scheduled_tokens // block_size
-        if not self._limits.enable_prefix_caching or num_full <= sequence.num_registered_blocks:
-            return
-        extend_digests(sequence.digests, sequence.root_digest, sequence.tokens, block_size)
-        self._roster.register_blocks(sequence, num_full)
+        num_full = sequence.num_scheduled_tokens // self._limits.block_size
+        if self._limits.enable_prefix_caching and num_full > sequence.num_registered_blocks:
+            self._sharing.name_blocks(sequence)
+            self._roster.register_blocks(sequence, num_full)
 
     def _finish(
         self,

@@ -45,13 +45,14 @@ class Sequence:
     submission: SubmitSequence
     order: Order
     max_output_tokens: int  # what max_tokens, max_model_len and the pool leave
-    root_digest: bytes
+    root_digest: bytes | None  # the names of its blocks begin with it; None: none is shared
     tokens: list[int]
     state: State = State.WAITING
     epoch: int = 0  # counts preemptions; results of an old epoch are dropped
     prefill_end: int = 0
     num_scheduled_tokens: int = 0  # their KV is written or will be by a step in flight
-    sample_in_flight: bool = False  # the next token is being drawn
+    # Its next token is being drawn or, where it wants none, the end of its prompt computed.
+    awaits_result: bool = False
     last_step_id: int = -1
     block_ids: list[int] = field(default_factory=list)
     num_promised_blocks: int = 0  # while prefilling: still needed up to the first decode
@@ -60,6 +61,7 @@ class Sequence:
     num_registered_blocks: int = 0
     num_preemptions: int = 0
     num_cached_tokens: int = 0  # prefix cache hits at the first admission
+    next_scored_position: int = 1  # of the prompt, where its log probabilities are asked for
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
 
@@ -79,6 +81,11 @@ class Sequence:
         return len(self.tokens) - len(self.submission.prompt_token_ids)
 
     @property
+    def reports_prompt(self) -> bool:
+        """Whether the client wants log probabilities of the prompt."""
+        return self.submission.sampling.num_prompt_logprobs is not None
+
+    @property
     def is_running(self) -> bool:
         """Holds blocks and is known to the stages."""
         return self.state is State.PREFILLING or self.state is State.DECODING
@@ -90,6 +97,6 @@ class Sequence:
 
     @property
     def has_more_to_decode(self) -> bool:
-        """Whether it takes another step once its token in flight, if any, has come back."""
-        coming = self.num_output_tokens + self.sample_in_flight
+        """Whether it takes another step once its result in flight, if any, has come back."""
+        coming = self.num_output_tokens + self.awaits_result
         return coming < self.max_output_tokens

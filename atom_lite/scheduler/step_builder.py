@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from atom_lite.chunking.planner import ChunkDecision, ChunkRequest
-from atom_lite.kv.prefix_cache import extend_digests
 from atom_lite.messages import SequenceStart, StepRow
 from atom_lite.scheduler.in_flight import Flight, FlightRow
+from atom_lite.scheduler.prompt_scores import MOST_ENTRIES_PER_STEP, score_entries
 from atom_lite.scheduler.sequence import State
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from atom_lite.scheduler.limits import SchedulerLimits
     from atom_lite.scheduler.roster import Roster
     from atom_lite.scheduler.sequence import Sequence
+    from atom_lite.scheduler.sharing import Sharing
 
 
 class Admission(NamedTuple):
@@ -38,6 +39,7 @@ class Machinery(NamedTuple):
     limits: SchedulerLimits
     roster: Roster
     allocator: KVAllocator
+    sharing: Sharing
     planner: ChunkPlanner
     report: ChunkReport
 
@@ -54,6 +56,7 @@ class StepBuilder:
         self._limits = machinery.limits
         self._roster = machinery.roster
         self._allocator = machinery.allocator
+        self._sharing = machinery.sharing
         self._planner = machinery.planner
         self._report = machinery.report
         self._now = now
@@ -64,6 +67,7 @@ class StepBuilder:
         decoding = any(s.has_more_to_decode for s in self._roster.decoding)
         limits = self._limits
         self.budget_left = limits.decode_step_tokens if decoding else limits.prefill_step_tokens
+        self._score_entries_left = MOST_ENTRIES_PER_STEP
         self.prefix_cache_queries = 0  # tokens
         self.prefix_cache_hits = 0
 
@@ -76,7 +80,7 @@ class StepBuilder:
 
     def ready_decodes(self) -> list[Sequence]:
         """Sequences whose last token has come back, in order; at most one microbatch's share."""
-        ready = [s for s in self._roster.decoding if not s.sample_in_flight]
+        ready = [s for s in self._roster.decoding if not s.awaits_result]
         return ready[: self._decode_share]
 
     def partial_prefills(self) -> list[Sequence]:
@@ -151,7 +155,7 @@ class StepBuilder:
         if sequence.first_scheduled_time is None:
             sequence.first_scheduled_time = self._now
             sequence.num_cached_tokens = prefix
-            if self._allocator.enable_prefix_caching:
+            if self._limits.enable_prefix_caching and not sequence.reports_prompt:
                 self.prefix_cache_queries += len(sequence.tokens)
                 self.prefix_cache_hits += prefix
         self._roster.start(sequence, cached)
@@ -175,16 +179,19 @@ class StepBuilder:
         self, sequence: Sequence, prefix_tokens: int, remaining_tokens: int
     ) -> ChunkDecision:
         """How many tokens of a prompt go into this step; 0 for none."""
+        budget = self.budget_left
+        if entries := score_entries(sequence):
+            budget = min(budget, self._score_entries_left // entries)
         if self.whole_prompts:
-            fits = remaining_tokens <= self.budget_left or not self.rows
+            fits = remaining_tokens <= budget or not self.rows
             return ChunkDecision(remaining_tokens if fits else 0, "whole_prompt")
-        if self.budget_left <= 0:
+        if budget <= 0:
             return ChunkDecision(0, "fixed")
         request = ChunkRequest(
             sequence_id=sequence.sequence_id,
             prefix_tokens=prefix_tokens,
             remaining_tokens=remaining_tokens,
-            budget_tokens=self.budget_left,
+            budget_tokens=budget,
         )
         decision = self._planner.next_chunk(request)
         return decision._replace(tokens=min(decision.tokens, request.most_tokens))
@@ -205,23 +212,23 @@ class StepBuilder:
     def _a_later_one_is_in_flight(self, sequence: Sequence) -> bool:
         """Whether a decode that should be preempted before this one still awaits its token."""
         last = self._roster.decoding[-1]
-        return last.order > sequence.order and last.sample_in_flight
+        return last.order > sequence.order and last.awaits_result
 
     def _find_cached_blocks(self, sequence: Sequence) -> list[int]:
         """Prefix hits, never the last token: its logits are needed, so it is computed again."""
-        if not self._allocator.enable_prefix_caching:
+        self._sharing.name_blocks(sequence)
+        if sequence.reports_prompt:
             return []
-        block_size = self._limits.block_size
-        extend_digests(sequence.digests, sequence.root_digest, sequence.tokens, block_size)
-        most = (len(sequence.tokens) - 1) // block_size
+        most = (len(sequence.tokens) - 1) // self._limits.block_size
         return self._allocator.find_prefix(sequence.digests, most)
 
     def _waits_for_twin(self, sequence: Sequence, num_cached_blocks: int) -> bool:
         """Whether a partial prefill is about to compute the very block that this one needs next."""
-        end = (num_cached_blocks + 1) * self._limits.block_size
-        if not self._allocator.enable_prefix_caching or end >= len(sequence.tokens):
+        if sequence.reports_prompt or num_cached_blocks >= len(sequence.digests):
             return False
-        return sequence.digests[num_cached_blocks] in self._roster.coming_digests
+        end = (num_cached_blocks + 1) * self._limits.block_size
+        is_coming = sequence.digests[num_cached_blocks] in self._roster.coming_digests
+        return is_coming and end < len(sequence.tokens)
 
     def _place(self, sequence: Sequence, num_tokens: int, *, is_decode: bool) -> None:
         start = sequence.num_scheduled_tokens
@@ -229,27 +236,29 @@ class StepBuilder:
         num_new_slots = end - len(sequence.block_ids) * self._limits.block_size
         if num_new_slots > 0:
             self._roster.take_blocks(sequence, self._allocator.blocks_for(num_new_slots))
-        sample = end == len(sequence.tokens)
+        is_last = end == len(sequence.tokens)
         self.rows.append(
             StepRow(
                 sequence_id=sequence.sequence_id,
                 epoch=sequence.epoch,
                 start=start,
                 num_tokens=num_tokens,
-                sample=sample,
+                sample=is_last and sequence.max_output_tokens > 0,
                 new_block_ids=sequence.block_ids[sequence.num_sent_blocks :],
                 token_ids=sequence.tokens[start:end] if is_decode else [],
             )
         )
-        self.flight.rows.append(FlightRow(sequence, sequence.epoch, num_tokens, is_decode, sample))
+        row = FlightRow(sequence, sequence.epoch, num_tokens, is_decode, is_awaited=is_last)
+        self.flight.rows.append(row)
         self.budget_left -= num_tokens
+        self._score_entries_left -= num_tokens * score_entries(sequence)
         sequence.num_sent_blocks = len(sequence.block_ids)
         sequence.num_scheduled_tokens = end
-        sequence.sample_in_flight = sample
+        sequence.awaits_result = is_last
         sequence.last_step_id = self.flight.step_id
         if not is_decode:
             self._register_full_blocks(sequence)
-            if sample:
+            if is_last:
                 self._roster.end_prefill(sequence)
 
     def _register_full_blocks(self, sequence: Sequence) -> None:
@@ -257,6 +266,5 @@ class StepBuilder:
 
         Safe because each layer stores the KV of a whole step before any row of it attends.
         """
-        if self._allocator.enable_prefix_caching:
-            num_full = sequence.num_scheduled_tokens // self._limits.block_size
-            self._roster.register_blocks(sequence, num_full)
+        num_full = sequence.num_scheduled_tokens // self._limits.block_size
+        self._roster.register_blocks(sequence, min(num_full, len(sequence.digests)))

@@ -12,9 +12,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from atom_lite.errors import RequestError
+from atom_lite.scheduler.prompt_scores import MOST_ENTRIES_PER_STEP
 
 if TYPE_CHECKING:
-    from atom_lite.messages import FinishReason, SubmitSequence
+    from atom_lite.messages import FinishReason, SamplingParams, SubmitSequence
     from atom_lite.scheduler.limits import SchedulerLimits
     from atom_lite.scheduler.sequence import Sequence
 
@@ -32,6 +33,7 @@ def max_output_tokens(message: SubmitSequence, limits: SchedulerLimits) -> int:
     The least of what the client asks for, what the model's context leaves, and what the whole KV
     cache could hold if nothing else ran. The last token's own KV is never written, hence the + 1.
     So a sequence that outgrows the cache ends just where, alone, it could get no further block.
+    None at all where the client wants none: then only the prompt is computed.
 
     Raises:
         RequestError: the request can never be served; the scheduler turns it into the sequence's
@@ -40,19 +42,20 @@ def max_output_tokens(message: SubmitSequence, limits: SchedulerLimits) -> int:
     prompt = len(message.prompt_token_ids)
     if prompt < 1:
         raise RequestError("the prompt is empty; at least one token is needed", param="prompt")
-    if message.sampling.max_tokens < 1:
-        raise RequestError(
-            f"max_tokens is {message.sampling.max_tokens} but must be at least 1",
-            param="max_tokens",
-        )
-    if prompt + 1 > limits.max_model_len:
+    most = message.sampling.max_tokens
+    if most < 0:
+        raise RequestError(f"max_tokens is {most} but must be at least 0", param="max_tokens")
+    _check_scores(message.sampling, prompt, limits)
+    least = min(most, 1)
+    if prompt + least > limits.max_model_len:
+        room = ", which leaves no room for an output token" if least else ""
         raise RequestError(
             f"this model's maximum context length is {limits.max_model_len} tokens but the prompt "
-            f"has {prompt} tokens, which leaves no room for an output token",
+            f"has {prompt} tokens{room}",
             param="prompt",
             code="context_length_exceeded",
         )
-    if prompt + 1 > limits.pool_tokens:
+    if prompt + least > limits.pool_tokens:
         raise RequestError(
             f"the prompt has {prompt} tokens but the KV cache holds {limits.pool_tokens} "
             f"({limits.num_blocks} blocks of {limits.block_size}), prompt and output together",
@@ -60,10 +63,30 @@ def max_output_tokens(message: SubmitSequence, limits: SchedulerLimits) -> int:
             code="context_length_exceeded",
         )
     return min(
-        message.sampling.max_tokens,
+        most,
         limits.max_model_len - prompt,
         limits.pool_tokens + 1 - prompt,
     )
+
+
+def _check_scores(sampling: SamplingParams, num_prompt: int, limits: SchedulerLimits) -> None:
+    """Refuse log probabilities that make no sense, or of a prompt that no one step can report."""
+    for name, value in (
+        ("logprobs", sampling.num_logprobs),
+        ("prompt_logprobs", sampling.num_prompt_logprobs),
+    ):
+        if value is not None and value < 0:
+            raise RequestError(f"{name} is {value} but must be at least 0", param=name)
+    count = sampling.num_prompt_logprobs
+    if count is None or limits.enable_chunked_prefill:
+        return
+    most = MOST_ENTRIES_PER_STEP // (count + 1)
+    if num_prompt > most:
+        raise RequestError(
+            f"prompt_logprobs is {count} for a prompt of {num_prompt} tokens but a server without "
+            f"chunked prefill can report so many of {most} tokens only",
+            param="prompt_logprobs",
+        )
 
 
 def find_stop(sequence: Sequence, eos_token_ids: frozenset[int]) -> Stop | None:

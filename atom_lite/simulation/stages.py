@@ -24,7 +24,7 @@ from atom_lite.chunking.step_contents import step_sample
 from atom_lite.errors import ConfigError
 from atom_lite.messages import SampledToken, StepResult, StepTimes
 from atom_lite.simulation.chrome_trace import StageInterval
-from atom_lite.simulation.kv_audit import AuditedStage
+from atom_lite.simulation.kv_audit import AuditedStage, StageAnswer
 
 if TYPE_CHECKING:
     from atom_lite.chunking.calibrator import StepSample
@@ -112,7 +112,13 @@ class SimulatedStages:
             if stage == 0 and self._spec.num_stages > 1:
                 self._handing_on.append((start + seconds, plan.step_id))
         times = [StepTimes(step_id=plan.step_id, stage_seconds=stage_seconds)] if plan.rows else []
-        result = StepResult(step_id=plan.step_id, tokens=self._draw(plan), times=times)
+        answer = self._answer(plan)
+        result = StepResult(
+            step_id=plan.step_id,
+            tokens=answer.tokens,
+            times=times,
+            prompt_scores=answer.prompt_scores,
+        )
         self._results.append((arrival, result))
 
     def take_handed_on(self, now: float) -> int:
@@ -156,14 +162,15 @@ class SimulatedStages:
         sigma = self._spec.noise
         return self._rng.lognormvariate(-sigma * sigma / 2.0, sigma) if sigma > 0.0 else 1.0
 
-    def _draw(self, plan: StepPlan) -> list[SampledToken]:
+    def _answer(self, plan: StepPlan) -> StageAnswer:
         if self._audited:
-            drawn = [stage.run(plan) for stage in self._audited]
-            assert all(tokens == drawn[0] for tokens in drawn), "stages disagree about a sequence"
-            return drawn[-1]
-        return [
+            answers = [stage.run(plan) for stage in self._audited]
+            assert all(one == answers[0] for one in answers), "stages disagree about a sequence"
+            return answers[-1]
+        tokens = [
             SampledToken(row.sequence_id, row.epoch, DRAWN_TOKEN) for row in plan.rows if row.sample
         ]
+        return StageAnswer(tokens, [])
 
 
 def _interval(

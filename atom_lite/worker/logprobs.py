@@ -74,7 +74,7 @@ def score_tokens(logits: Tensor, token_ids: Sequence[int], counts: Sequence[int]
     Args:
         logits: [R, V] float32, read.
         token_ids: R ids.
-        counts: how many of the likeliest each row wants; -1, or V and more, for all.
+        counts: how many of the likeliest each row wants; V and more for all.
     """
     return _score(block_logits(logits), token_ids, counts)
 
@@ -83,8 +83,8 @@ def _score(
     blocked: BlockedLogits, token_ids: Sequence[int], counts: Sequence[int]
 ) -> list[Logprobs]:
     num_blocks = blocked.block_maxima.shape[1]
-    vocabulary = num_blocks * BLOCK  # padding included, which is never among the likeliest
-    wanted = [vocabulary if count < 0 else min(count, vocabulary) for count in counts]
+    # The padding of the last block is never among the likeliest.
+    wanted = [min(count, num_blocks * BLOCK) for count in counts]
     narrow = [row for row, count in enumerate(wanted) if count <= num_blocks]
     wide = [row for row, count in enumerate(wanted) if count > num_blocks]
     groups = [narrow] if narrow else []

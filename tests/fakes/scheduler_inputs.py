@@ -56,6 +56,7 @@ def make_submission(
     *,
     priority: int = 0,
     cache_salt: str | None = None,
+    group: int | None = None,
     **sampling: Any,
 ) -> SubmitSequence:
     """A prompt given as a number is that many tokens that no other sequence shares."""
@@ -68,6 +69,7 @@ def make_submission(
         arrival_time=float(sequence_id),
         priority=priority,
         cache_salt=cache_salt,
+        group=group,
     )
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import deque
 
 from atom_lite.messages import StepPlan, StepResult
-from atom_lite.simulation.kv_audit import AuditedStage, expected_output
+from atom_lite.simulation.kv_audit import AuditedStage, expected_logprobs, expected_output
 
-__all__ = ["VirtualPipeline", "expected_output"]
+__all__ = ["VirtualPipeline", "expected_logprobs", "expected_output"]
 
 
 class VirtualPipeline:
@@ -30,13 +30,14 @@ class VirtualPipeline:
         if not self._queues[stage]:
             return
         plan = self._queues[stage].popleft()
-        tokens = self._stages[stage].run(plan)
+        tokens, scores = self._stages[stage].run(plan)
         if stage + 1 < len(self._stages):
             self._queues[stage + 1].append(plan)
             if stage == 0:
                 self.last_handed_on = plan.step_id
         else:
-            self._results.append(StepResult(step_id=plan.step_id, tokens=tokens))
+            result = StepResult(step_id=plan.step_id, tokens=tokens, prompt_scores=scores)
+            self._results.append(result)
 
     def take_result(self) -> StepResult | None:
         return self._results.popleft() if self._results else None

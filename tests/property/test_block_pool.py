@@ -21,9 +21,9 @@ from atom_lite.kv.prefix_cache import extend_digests, root_digest
 class AllocatorMachine(RuleBasedStateMachine):
     """Holders come with token chains, hit what is cached, take the rest, and go."""
 
-    @initialize(num_blocks=st.integers(1, 12), caching=st.booleans())
-    def start(self, num_blocks: int, caching: bool) -> None:
-        self.allocator = KVAllocator(num_blocks, 2, caching)
+    @initialize(num_blocks=st.integers(1, 12))
+    def start(self, num_blocks: int) -> None:
+        self.allocator = KVAllocator(num_blocks, 2)
         self.tables: list[list[int]] = []
         self.content: dict[int, bytes] = {}  # what each block was last filled with
 
@@ -53,6 +53,14 @@ class AllocatorMachine(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 100))
     def release(self, pick: int) -> None:
         self.allocator.release(self.tables.pop(pick % len(self.tables)))
+
+    @rule(picks=st.lists(st.integers(0, 11)))
+    def forget(self, picks: list[int]) -> None:
+        held = {block_id for table in self.tables for block_id in table}
+        idle = [self.content[pick] for pick in picks if pick in self.content and pick not in held]
+        names = set(idle) - {self.content[block_id] for block_id in held}
+        self.allocator.forget_idle(names)
+        assert not names & self.allocator.names()
 
     @rule()
     def reset(self) -> None:

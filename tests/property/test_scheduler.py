@@ -18,6 +18,8 @@ from hypothesis.stateful import (
 )
 
 from atom_lite.messages import (
+    Logprobs,
+    PromptLogprobs,
     SequenceEvent,
     SequenceFinished,
     StepPlan,
@@ -27,7 +29,7 @@ from atom_lite.messages import (
 )
 from atom_lite.scheduler.scheduler import Scheduler, SchedulerLimits
 from tests.fakes.scheduler_inputs import EOS, CappedChunks, make_limits, make_submission
-from tests.fakes.virtual_pipeline import VirtualPipeline, expected_output
+from tests.fakes.virtual_pipeline import VirtualPipeline, expected_logprobs, expected_output
 
 limits_strategy = st.builds(
     make_limits,
@@ -65,6 +67,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.pipeline = VirtualPipeline(limits.pipeline_depth, limits.num_blocks, limits.block_size)
         self.submissions: dict[int, SubmitSequence] = {}
         self.outputs: dict[int, list[int]] = {}
+        self.logprobs: dict[int, list[Logprobs]] = {}
+        self.prompt_logprobs: dict[int, list[Logprobs]] = {}
         self.ended: dict[int, SequenceFinished] = {}
         self.awaiting: set[int] = set()  # a token of theirs is being drawn
         self.ready: set[int] = set()  # their last token is known
@@ -78,21 +82,39 @@ class SchedulerMachine(RuleBasedStateMachine):
         family=st.integers(0, 2),
         shared=st.one_of(st.integers(0, 40), st.sampled_from([8, 16, 24])),
         own=st.sampled_from([0, 0, 1, 2, 5, 20]),
-        max_tokens=st.integers(1, 30),
+        max_tokens=st.one_of(st.integers(1, 30), st.sampled_from([0, 1])),
         priority=st.integers(-1, 1),
         salt=st.sampled_from([None, None, "a"]),
         ignore_eos=st.booleans(),
         min_tokens=st.integers(0, 3),
         stop_token_ids=st.sampled_from([(), (5,), (5, EOS)]),
+        num_logprobs=st.sampled_from([None, None, 1]),
+        num_prompt_logprobs=st.sampled_from([None, None, None, 0, 2]),
+        num_children=st.sampled_from([1, 1, 1, 2, 4]),
     )
     def submit(
-        self, family: int, shared: int, own: int, max_tokens: int, salt: str | None, **sampling: Any
+        self,
+        family: int,
+        shared: int,
+        own: int,
+        max_tokens: int,
+        salt: str | None,
+        num_children: int,
+        **sampling: Any,
     ) -> None:
-        sequence_id = len(self.submissions)
-        prompt = [family] * shared + [100 + sequence_id] * own
-        message = make_submission(sequence_id, prompt, max_tokens, cache_salt=salt, **sampling)
-        self.submissions[sequence_id] = message
-        self.take(self.scheduler.submit(message, 0.0))
+        first_id = len(self.submissions)
+        prompt = [family] * shared + [100 + first_id] * own
+        for sequence_id in range(first_id, first_id + num_children):
+            message = make_submission(
+                sequence_id,
+                prompt,
+                max_tokens,
+                cache_salt=salt,
+                group=first_id if num_children > 1 else None,
+                **sampling,
+            )
+            self.submissions[sequence_id] = message
+            self.take(self.scheduler.submit(message, 0.0))
 
     @rule(pick=st.integers(0, 50), reason=st.sampled_from(["stop", "abort"]))
     def abort(self, pick: int, reason: Any) -> None:
@@ -156,8 +178,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert away < self.depth, "ran ahead of a decode"
 
     def check_plan(self, plan: StepPlan) -> None:
-        samples = any(row.sample for row in plan.rows)
-        assert plan.acknowledge == (samples or self.needs_acknowledgement)
+        awaited = {row.sequence_id for row in plan.rows if row.sample or self.ends_prompt(row)}
+        assert plan.acknowledge == (bool(awaited) or self.needs_acknowledgement)
+        self.check_starts(plan)
         decodes = decodes_of(plan)
         prefills = [row for row in plan.rows if not row.token_ids]
         assert plan.rows == decodes + prefills, "decodes come first"
@@ -169,9 +192,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert 0 < total <= budget
         self.check_decodes_placed(plan, {row.sequence_id for row in decodes}, bool(prefills))
         self.ready -= {row.sequence_id for row in decodes}
-        self.awaiting |= {row.sequence_id for row in plan.rows if row.sample}
+        self.awaiting |= awaited
         for sequence_id, _ in plan.drops:
             self.ready.discard(sequence_id)
+
+    def ends_prompt(self, row: StepRow) -> bool:
+        """Whether a row is the last of a sequence that wants no token."""
+        message = self.submissions[row.sequence_id]
+        is_end = row.start + row.num_tokens == len(message.prompt_token_ids)
+        return is_end and message.sampling.max_tokens == 0
+
+    def check_starts(self, plan: StepPlan) -> None:
+        """Prompts whose log probabilities are asked for are computed from their first token on."""
+        started = {start.sequence_id for start in plan.starts}
+        for row in plan.rows:
+            sampling = self.submissions[row.sequence_id].sampling
+            if row.sequence_id in started and sampling.num_prompt_logprobs is not None:
+                assert row.start == 0
+            if sampling.max_tokens == 0:
+                assert not row.sample and not row.token_ids
 
     def check_decodes_placed(self, plan: StepPlan, placed: set[int], any_prefill: bool) -> None:
         assert placed <= self.ready
@@ -190,9 +229,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         for event in events:
             sequence_id = event.sequence_id
             assert sequence_id not in self.ended, "an event after the terminal one"
+            if isinstance(event, PromptLogprobs):
+                assert sequence_id not in self.outputs, "an event after the first token"
+                told = self.prompt_logprobs.setdefault(sequence_id, [])
+                assert event.positions and event.start == 1 + len(told)
+                told.extend(event.positions)
+                continue
             self.awaiting.discard(sequence_id)
             if isinstance(event, TokensGenerated):
                 self.outputs.setdefault(sequence_id, []).extend(event.token_ids)
+                self.logprobs.setdefault(sequence_id, []).extend(event.logprobs)
                 self.ready.add(sequence_id)
             else:
                 self.ended[sequence_id] = event
@@ -205,7 +251,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt = len(message.prompt_token_ids)
         room = min(self.limits.max_model_len, self.limits.pool_tokens)
         if end.reason == "error":
-            assert end.error_status == 400 and (prompt < 1 or prompt + 1 > room)
+            least = min(message.sampling.max_tokens, 1)
+            assert end.error_status == 400 and (prompt < 1 or prompt + least > room)
             return
         most = min(
             message.sampling.max_tokens,
@@ -215,11 +262,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         full = expected_output(message, most, self.limits.eos_token_ids)
         assert end.num_output_tokens == len(output)
         assert output == full[: len(output)], "the schedule changed the tokens"
+        told = self.prompt_logprobs.get(end.sequence_id, [])
+        expected_prompt, expected = expected_logprobs(message, output)
+        assert self.logprobs.get(end.sequence_id, []) == expected
+        assert told == expected_prompt[: len(told)], "the schedule changed the log probabilities"
+        if output or end.timings.finish_time != 1.0:
+            assert told == expected_prompt
         if end.timings.finish_time != 1.0:  # not aborted
             assert output == full
             stops = {*message.sampling.stop_token_ids}
             stops |= set() if message.sampling.ignore_eos else {EOS}
-            stopped = output[-1] in stops and len(output) >= message.sampling.min_tokens
+            enough = len(output) >= message.sampling.min_tokens
+            stopped = bool(output) and output[-1] in stops and enough
             assert end.reason == ("stop" if stopped else "length")
 
     @invariant()

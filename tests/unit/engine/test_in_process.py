@@ -12,13 +12,14 @@ from atom_lite.engine.in_process import Engine
 from atom_lite.errors import ConfigError, EngineError
 from atom_lite.messages import (
     EngineReady,
+    PromptLogprobs,
     SamplingParams,
     SequenceFinished,
     StepPlan,
     TokensGenerated,
 )
 from atom_lite.scheduler.scheduler import SchedulerLimits
-from tests.fakes.counting_runner import FIRST_TOKEN, CountingRunner
+from tests.fakes.counting_runner import FIRST_TOKEN, CountingRunner, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,6 +71,36 @@ def test_events_are_the_tokens_and_then_one_end() -> None:
     end = events[-1]
     assert isinstance(end, SequenceFinished)
     assert (end.reason, end.num_prompt_tokens, end.num_output_tokens) == ("length", 100, 5)
+
+
+def test_log_probabilities_of_a_prompt_come_before_its_tokens() -> None:
+    sampling = params(2, num_logprobs=0, num_prompt_logprobs=0)
+    with make_engine() as engine:
+        events = list(engine.generate(list(range(100)), sampling))
+    told = [event for event in events if isinstance(event, PromptLogprobs)]
+    assert events[: len(told)] == told
+    assert [event.start for event in told] == [1, 65]
+    assert [p for event in told for p in event.positions] == [say(token) for token in range(1, 100)]
+    tokens = [event for event in events if isinstance(event, TokensGenerated)]
+    assert [event.logprobs for event in tokens] == [[say(FIRST_TOKEN)], [say(FIRST_TOKEN + 1)]]
+
+
+def test_a_prompt_that_wants_no_token_ends_once_it_is_computed() -> None:
+    with make_engine() as engine:
+        told, end = engine.generate([5] * 30, params(0, num_prompt_logprobs=0))
+    assert isinstance(told, PromptLogprobs) and len(told.positions) == 29
+    assert isinstance(end, SequenceFinished)
+    assert (end.reason, end.num_output_tokens) == ("length", 0)
+
+
+def test_a_group_computes_its_prompt_once_without_a_prefix_cache() -> None:
+    limits = dataclasses.replace(LIMITS, enable_prefix_caching=False)
+    with Engine.from_parts(limits, CountingRunner(), READY) as engine:
+        ids = [engine.submit([5] * 50, params(3), group=0) for _ in range(4)]
+        ends = [list(engine.events(i))[-1] for i in ids]
+        computed = engine.scheduler.stats().prompt_tokens_computed
+    cached = [end.num_cached_tokens for end in ends if isinstance(end, SequenceFinished)]
+    assert cached == [0, 48, 48, 48] and computed == 50 + 3 * 2
 
 
 def test_many_sequences_at_once_all_end() -> None:

@@ -37,6 +37,14 @@ def test_a_hit_makes_a_block_the_last_to_be_evicted() -> None:
     assert pool.evictable_blocks() == [0, 1]
 
 
+def test_a_discarded_block_is_free_again_in_its_place() -> None:
+    pool = BlockPool(3)
+    pool.take(3)
+    pool.release([0, 1, 2], keep={0, 1})
+    pool.discard(0)
+    assert pool.evictable_blocks() == [1] and pool.take(3) == ([0, 2, 1], [1])
+
+
 def test_a_shared_block_is_free_only_after_its_last_holder() -> None:
     pool = BlockPool(1)
     pool.take(1)

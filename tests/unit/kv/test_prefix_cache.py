@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from atom_lite.kv.prefix_cache import PrefixCache, extend_digests, root_digest
+from atom_lite.kv.prefix_cache import (
+    PrefixCache,
+    extend_digests,
+    group_root_digest,
+    root_digest,
+)
 
 
 def digests_of(tokens: list[int], block_size: int = 4, salt: str | None = None) -> list[bytes]:
@@ -41,6 +46,11 @@ def test_block_borders_cannot_be_shifted_by_large_or_negative_ids() -> None:
 def test_salts_isolate_and_no_salt_is_not_the_empty_salt() -> None:
     chains = [digests_of([1, 2, 3, 4], salt=salt) for salt in (None, "", "a", "b", "\ud800")]
     assert len({chain[0] for chain in chains}) == len(chains)
+
+
+def test_a_group_shares_with_no_other_and_with_no_salt() -> None:
+    roots = [group_root_digest(0), group_root_digest(1), root_digest(None), root_digest("group:0")]
+    assert len(set(roots)) == len(roots)
 
 
 def test_find_stops_at_the_first_gap_and_at_the_limit() -> None:

@@ -49,7 +49,7 @@ def test_limits_under_which_something_could_never_run_are_refused(
         (256, 4, "maximum context length is 256 tokens but the prompt has 256"),
         (80, 4, "prompt has 80 tokens but the KV cache holds 80"),
         ([], 4, "empty"),
-        (4, 0, "max_tokens is 0"),
+        (4, -1, "max_tokens is -1"),
     ],
 )
 def test_a_request_that_can_never_run_ends_at_once_with_400(

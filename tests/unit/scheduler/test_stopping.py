@@ -79,3 +79,18 @@ def test_a_prompt_without_room_for_one_token_is_refused_with_both_lengths() -> N
     with pytest.raises(RequestError, match="20 tokens but the prompt has 20") as caught:
         max_output_tokens(make_submission(1, 20), limits)
     assert caught.value.code == "context_length_exceeded"
+
+
+def test_a_prompt_that_wants_no_token_may_fill_model_or_pool() -> None:
+    limits = make_limits(max_model_len=20, num_blocks=5)
+    assert max_output_tokens(make_submission(1, 20, 0), limits) == 0
+    with pytest.raises(RequestError, match=r"20 tokens but the prompt has 21 tokens$"):
+        max_output_tokens(make_submission(1, 21, 0), limits)
+    with pytest.raises(RequestError, match="prompt has 21 tokens but the KV cache holds 20"):
+        max_output_tokens(make_submission(1, 21, 0), make_limits(num_blocks=5))
+
+
+@pytest.mark.parametrize("field", ["num_logprobs", "num_prompt_logprobs"])
+def test_a_negative_number_of_likeliest_tokens_is_refused(field: str) -> None:
+    with pytest.raises(RequestError, match="logprobs is -1 but must be at least 0"):
+        max_output_tokens(make_submission(1, 5, **{field: -1}), make_limits())

@@ -341,6 +341,14 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     stage_seconds: list[float]
 
 
+class RowError(msgspec.Struct, frozen=True, array_like=True):
+    """Why a sequence ends instead of getting the token that it was to get."""
+
+    sequence_id: int
+    epoch: int
+    message: str
+
+
 class StepResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What a step brought back, and the times that have become known with it.
 
@@ -353,3 +361,4 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     tokens: list[SampledToken]
     times: list[StepTimes] = []
     prompt_scores: list[PromptScores] = []
+    errors: list[RowError] = []  # each stands in the place of a token

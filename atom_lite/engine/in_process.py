@@ -29,6 +29,7 @@ from atom_lite.messages import (
     EngineFailed,
     EngineReady,
     EngineStats,
+    Grammar,
     ResetPrefixCache,
     SamplingParams,
     SequenceEvent,
@@ -111,6 +112,7 @@ class Engine:
         cache_salt: str | None = None,
         group: int | None = None,
         script: list[int] | None = None,
+        grammar: Grammar | None = None,
     ) -> int:
         """Queue a sequence and return its id; its events are kept until `events(id)` reads them.
 
@@ -127,6 +129,7 @@ class Engine:
             cache_salt=cache_salt,
             group=group,
             script=script,
+            grammar=grammar,
         )
         with self._lock:
             if self._failure is not None:

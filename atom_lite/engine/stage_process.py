@@ -26,6 +26,7 @@ from atom_lite.engine.followers import local_shares
 from atom_lite.engine.forward_thread import ForwardThread
 from atom_lite.engine.node import HEAD_GONE
 from atom_lite.engine.stage_spec import StageSpec
+from atom_lite.engine.vocabulary import read_vocabulary
 from atom_lite.errors import ConfigError
 from atom_lite.messages import StepPlan, StepResult
 from atom_lite.observability.logs import configure_logging
@@ -72,7 +73,10 @@ class Stage:
             pool_blocks=terms.pool_blocks,
         )
         config = self._spec.config
-        self._runner = self._forward.call(lambda: Runner.load(config, place), terms.check_head)
+        self._runner = self._forward.call(
+            lambda: Runner.load(config, place, vocabulary=lambda: read_vocabulary(config)),
+            terms.check_head,
+        )
         terms.check_facts(self._runner.info)
 
     def run(self) -> int:
@@ -113,6 +117,7 @@ class Stage:
                 tokens=output.tokens,
                 times=output.times,
                 prompt_scores=list(output.prompt_scores),
+                errors=list(output.errors),
             )
             self._link.send_result(plan.step_id, msgspec.msgpack.encode(result))
 

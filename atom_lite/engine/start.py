@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from atom_lite.engine.executor import LAST_STEP_SECONDS, Executor, LocalExecutor
 from atom_lite.engine.forward_thread import ForwardThread
 from atom_lite.engine.limits import resolve_stages
+from atom_lite.engine.vocabulary import read_vocabulary
 from atom_lite.errors import ConfigError
 from atom_lite.parallel.placement import Placement, find_placement, one_host
 from atom_lite.worker.device import count_accelerators
@@ -38,7 +39,9 @@ def start_executor(
     try:
         placement = _place(config, forward)
         if placement.num_stages == 1:
-            runner = forward.call(lambda: Runner.load(config))
+            runner = forward.call(
+                lambda: Runner.load(config, vocabulary=lambda: read_vocabulary(config))
+            )
             timeout = config.parallel.step_timeout_seconds
             executor = LocalExecutor(runner, forward, wake, step_timeout_seconds=timeout)
             return executor, runner.info

@@ -154,3 +154,15 @@ def tokens_that_count(
             )
         tokens.append((sequence, token))
     return tokens
+
+
+def errors_that_count(flight: Flight, result: StepResult) -> list[tuple[Sequence, str]]:
+    """The sequences of a landed flight that got an error in the place of the awaited token."""
+    failed = {(error.sequence_id, error.epoch): error.message for error in result.errors}
+    if not failed:
+        return []
+    return [
+        (row.sequence, failed[row.sequence.sequence_id, row.epoch])
+        for row in flight.rows
+        if row.sequence.awaits_result and (row.sequence.sequence_id, row.epoch) in failed
+    ]

@@ -31,7 +31,7 @@ from atom_lite.messages import (
     SubmitSequence,
     TokensGenerated,
 )
-from atom_lite.scheduler.in_flight import Flight, InFlight, tokens_that_count
+from atom_lite.scheduler.in_flight import Flight, InFlight, errors_that_count, tokens_that_count
 from atom_lite.scheduler.limits import SchedulerLimits
 from atom_lite.scheduler.policies.stall_free import StallFree
 from atom_lite.scheduler.prompt_scores import prompt_scores_that_count
@@ -197,6 +197,8 @@ class Scheduler:
         flight = self._in_flight.land(result)
         self._count(flight)
         events: list[SequenceEvent] = [*prompt_scores_that_count(flight, result)]
+        for sequence, message in errors_that_count(flight, result):
+            events.append(self._finish(sequence, "error", now, error=message))
         for sequence, token in tokens_that_count(flight, result):
             if token is None:
                 events.append(self._finish(sequence, "length", now))

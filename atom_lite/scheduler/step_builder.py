@@ -166,6 +166,7 @@ class StepBuilder:
                 token_ids=sequence.tokens.copy(),
                 num_prompt_tokens=sequence.num_prompt_tokens,
                 sampling=sequence.submission.sampling,
+                grammar=sequence.submission.grammar,
                 script=sequence.submission.script,
             )
         )

@@ -16,7 +16,7 @@ import torch
 
 from atom_lite.attention.select import select_backend
 from atom_lite.errors import ConfigError
-from atom_lite.messages import SampledToken, StepResult
+from atom_lite.messages import RowError, SampledToken, StepResult
 from atom_lite.models.checkpoint import resolve_checkpoint
 from atom_lite.models.dtype import choose_dtype
 from atom_lite.models.partition import partition_layers
@@ -25,6 +25,8 @@ from atom_lite.models.spec import load_spec
 from atom_lite.worker.device import resolve_device, set_threads
 from atom_lite.worker.forward_timer import timer_for
 from atom_lite.worker.freed_memory import keep_freed_memory
+from atom_lite.worker.grammar import GrammarMasks
+from atom_lite.worker.grammar_loader import GrammarLoader
 from atom_lite.worker.inputs import build_inputs
 from atom_lite.worker.kv_cache import allocate_pool
 from atom_lite.worker.logprobs import KeptLogits
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from atom_lite.models.decoder import Decoder
     from atom_lite.models.partition import StageLayers
     from atom_lite.models.spec import ModelSpec
+    from atom_lite.worker.grammar import StepMasks
+    from atom_lite.worker.grammar_loader import Vocabulary
     from atom_lite.worker.inputs import StepInputs
     from atom_lite.worker.kv_cache import KVPool
     from atom_lite.worker.sequence_shaping import SequenceShaping
@@ -91,6 +95,7 @@ class StageOutput(NamedTuple):
     tokens: list[SampledToken]  # from the last stage
     times: list[StepTimes]  # of model calls here, as far as they have become known
     prompt_scores: Sequence[PromptScores] = ()  # from the last stage
+    errors: Sequence[RowError] = ()  # from the last stage
 
 
 class StageParts(NamedTuple):
@@ -112,6 +117,7 @@ class Runner:
         decoder: the layers of this stage.
         pool: its KV cache.
         layers: which layers those are.
+        grammars: reads the grammars of the last stage's sequences.
     """
 
     def __init__(
@@ -121,6 +127,7 @@ class Runner:
         decoder: Decoder,
         pool: KVPool,
         layers: StageLayers,
+        grammars: GrammarLoader | None = None,
     ) -> None:
         self.info = info
         self.layers = layers
@@ -130,18 +137,39 @@ class Runner:
         self._device = torch.device(info.device)
         self._timer = timer_for(self._device)
         self._sampler = Sampler(vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids)
+        self._grammars = (
+            GrammarMasks(info.vocab_size, grammars or GrammarLoader(None))
+            if layers.is_last
+            else None
+        )
         self._num_rows = config.scheduler.max_num_seqs
         self._block_size = config.cache.block_size
         self.reset()
 
     @classmethod
-    def load(cls, config: Config, place: StagePlace | None = None) -> Runner:
+    def load(
+        cls,
+        config: Config,
+        place: StagePlace | None = None,
+        *,
+        vocabulary: Callable[[], Vocabulary] | None = None,
+    ) -> Runner:
         """Load the checkpoint that the flags name, or one stage of it, and allocate its KV cache.
+
+        Args:
+            config: the whole tree.
+            place: which stage of how many; None is the whole model.
+            vocabulary: reads the tokens that grammars are about, where this is the last stage.
 
         Raises:
             ConfigError: anything the operator can cause; the engine reports it and exits 2.
         """
-        return cls(*load_stage(config, place or StagePlace()))
+        place = place or StagePlace()
+        grammars = GrammarLoader(vocabulary) if place.stage == place.num_stages - 1 else None
+        parts = load_stage(config, place)
+        if grammars is not None:
+            grammars.wait()
+        return cls(*parts, grammars)
 
     def reset(self) -> None:
         """Forget every sequence, so that another scheduler may drive this runner from its start."""
@@ -150,6 +178,8 @@ class Runner:
             block_size=self._block_size,
             num_rows=self._num_rows,
         )
+        if self._grammars is not None:
+            self._grammars.clear()
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run one step of a whole model: apply drops and starts, compute the rows, draw tokens."""
@@ -159,6 +189,7 @@ class Runner:
             tokens=output.tokens,
             times=output.times,
             prompt_scores=list(output.prompt_scores),
+            errors=list(output.errors),
         )
 
     @torch.inference_mode()
@@ -171,9 +202,14 @@ class Runner:
                 is called when all else is ready, and its time is not the model's.
         """
         sequences = self._table.apply(plan)
+        if self._grammars is not None:
+            self._grammars.follow(plan)
         if not sequences:
             return StageOutput(None, [], self._timer.take())
         inputs = build_inputs(plan, sequences, self._table, self._device)
+        masks = (
+            None if self._grammars is None else self._grammars.begin(inputs.sampled, self._table)
+        )
         arriving = inputs.token_ids if receive is None else receive()
         self._timer.start(plan.step_id)
         hidden = self._decoder.forward(
@@ -185,22 +221,25 @@ class Runner:
         self._timer.stop()
         if not self.layers.is_last:
             return StageOutput(hidden, [], self._timer.take())
-        tokens = self._draw(hidden, inputs) if inputs.sampled else []
+        tokens, errors = self._draw(hidden, inputs, masks) if inputs.sampled else ([], [])
         spans = prompt_spans(plan, sequences)
         scores = score_spans(spans, self._table, hidden, self._decoder.logits) if spans else ()
-        return StageOutput(None, tokens, self._timer.take(), scores)
+        return StageOutput(None, tokens, self._timer.take(), scores, errors)
 
     def hidden_layout(self, plan: StepPlan) -> tuple[tuple[int, int], torch.dtype]:
         """Shape and type of the hidden states that stages pass on for a step."""
         num_tokens = sum(row.num_tokens for row in plan.rows)
         return (num_tokens, self.info.hidden_size), getattr(torch, self.info.dtype)
 
-    def _draw(self, hidden: Tensor, inputs: StepInputs) -> list[SampledToken]:
+    def _draw(
+        self, hidden: Tensor, inputs: StepInputs, masks: StepMasks | None
+    ) -> tuple[list[SampledToken], list[RowError]]:
         """Draw the next token of the rows that ask for one.
 
         Args:
             hidden: [T, E] of the last layer.
             inputs: of the step.
+            masks: what grammars allow.
         """
         sequences = [row.sequence for row in inputs.sampled]
         indices = [row.output_index for row in inputs.sampled]
@@ -215,6 +254,7 @@ class Runner:
         else:
             logits = self._decoder.logits(hidden[inputs.logits_rows])
         kept = KeptLogits.of(logits, [row.sampling for row in sequences])
+        failures = {} if masks is None else masks.apply(logits)
         token_ids = self._sampler.sample(
             logits,
             [
@@ -223,10 +263,16 @@ class Runner:
             ],
         )
         logprobs = {} if kept is None else kept.report(token_ids)
-        return [
+        tokens = [
             SampledToken(row.sequence_id, row.epoch, token_id, logprobs.get(index))
             for index, (row, token_id) in enumerate(zip(sequences, token_ids, strict=True))
+            if index not in failures
         ]
+        errors = [
+            RowError(sequences[index].sequence_id, sequences[index].epoch, reason)
+            for index, reason in failures.items()
+        ]
+        return tokens, errors
 
     def _shaping(self, sequence: MirroredSequence) -> SequenceShaping | None:
         tokens = self._table.token_ids(sequence)

@@ -191,8 +191,7 @@ class Scheduler:
         """Take the result of the oldest plan in flight.
 
         Raises:
-            EngineError: not that plan's result, or something in it is missing; the engine cannot
-                go on.
+            EngineError: not that plan's result, or one that lacks something; the engine is done.
         """
         flight = self._in_flight.land(result)
         self._count(flight)

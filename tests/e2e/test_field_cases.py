@@ -254,7 +254,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("allowed_token_ids", {"allowed_token_ids": [49152]}),
     ("logprobs", {"logprobs": 21}),
     ("n", {"n": 129}),
-    ("guided_json", {"guided_json": {"type": "object"}}),
+    ("use_beam_search", {"use_beam_search": True}),
     ("prompt", {"prompt": [49152]}),
     ("max_tokens", {"max_tokens": 10**9}),
     ("vllm_xargs.script", {"vllm_xargs": {"script": [10**6]}}),

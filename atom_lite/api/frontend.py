@@ -64,7 +64,9 @@ class Frontend:
         self.grammars = grammars
         self.shutting_down = False
         self.started_at = int(time.time())
-        self.prompts = PromptBuilder(tokenizer, read_template(config.model.chat_template))
+        self.prompts = PromptBuilder(
+            tokenizer, read_template(config.model.chat_template), engine.ready.max_model_len
+        )
         self.sampling = SamplingBuilder(engine.ready, tokenizer, config.model)
         self.token_table = TokenTable(tokenizer)
         self._limits = ContextLimits(engine.ready)

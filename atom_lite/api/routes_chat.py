@@ -34,7 +34,10 @@ async def chat_completions(request: Request) -> Response:
         rename_request(request, body.request_id)
     model = frontend.check_model(body.model)
     prompt = await frontend.prompts.from_messages(
-        body.messages, body, add_special_tokens=body.add_special_tokens
+        body.messages,
+        body,
+        add_special_tokens=body.add_special_tokens,
+        must_fit=body.truncate_prompt_tokens is None,
     )
     grammar = await compile_grammar(frontend.grammars, body)
     generation = frontend.generation(body, [PromptInput(prompt)], grammar=grammar)

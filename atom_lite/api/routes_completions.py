@@ -60,7 +60,9 @@ async def _prompts(frontend: Frontend, body: CompletionRequest) -> list[PromptIn
     for prompt in body.prompts:
         if isinstance(prompt, str):
             ids = await frontend.prompts.from_text(
-                prompt, add_special_tokens=body.add_special_tokens
+                prompt,
+                add_special_tokens=body.add_special_tokens,
+                must_fit=body.truncate_prompt_tokens is None,
             )
             prompts.append(PromptInput(ids, prompt))
         else:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from atom_lite.api.body import read_bounded
 from atom_lite.api.faults import conflict, from_validation, shown
 from atom_lite.api.not_yet import NOT_YET, refuse_not_yet
 from atom_lite.api.schema_sampling import Int64, PositiveInt, SamplingFields
@@ -24,7 +25,6 @@ from atom_lite.errors import RequestError
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-MAX_BODY_BYTES = 16 * 1024 * 1024
 _MAX_WARNED_NAMES = 256  # a client must not grow our memory by inventing names
 
 # Fields that change nothing in the answer of a server like this one.
@@ -176,7 +176,12 @@ async def read_body(request: Request, schema: type[Body]) -> Body:
     if media_type != "application/json":
         got = shown(media_type) if media_type else "none"
         raise RequestError(f"The content type must be application/json, got {got}")
-    raw = await _read_bounded(request)
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise RequestError(
+            f"The body must not be compressed, got content-encoding {shown(encoding)}"
+        )
+    raw = await read_bounded(request)
     try:
         body = schema.model_validate_json(raw)
     except ValidationError as error:
@@ -185,21 +190,6 @@ async def read_body(request: Request, schema: type[Body]) -> Body:
         refuse_not_yet(body.model_extra)
         _warn_unknown(body.model_extra)
     return body
-
-
-async def _read_bounded(request: Request) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise RequestError(
-                f"The body is larger than {MAX_BODY_BYTES} bytes",
-                code="request_too_large",
-                status=413,
-            )
-        parts.append(part)
-    return b"".join(parts)
 
 
 def _warn_unknown(extra: dict[str, Any]) -> None:

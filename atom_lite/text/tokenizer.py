@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from tokenizers import Tokenizer as Backend
 
+    from atom_lite.text.pieces import PieceRule
+
 
 class Tokenizer:
     """Encodes and decodes with the vocabulary of one checkpoint; usable from several threads."""
@@ -38,6 +40,7 @@ class Tokenizer:
         rule = read_rule(self.backend)
         self.pieces = None if rule is None else PieceTable(self.backend, rule)
         vocabulary = self.backend.get_vocab(with_added_tokens=True)
+        self.most_chars_per_token = _most_chars_per_token(files.backend, rule, vocabulary)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.bos_token = files.special_tokens.get("bos_token")
         self.eos_token = files.special_tokens.get("eos_token")
@@ -157,6 +160,20 @@ class Tokenizer:
             **self.special_tokens,
             "vocab_size": self.vocab_size,
         }
+
+
+def _most_chars_per_token(
+    backend: Backend, rule: PieceRule | None, vocabulary: dict[str, int]
+) -> int | None:
+    """How long a text can be that becomes one token; None where there is no telling.
+
+    An unknown token may stand for a text of any length, so only vocabularies that can write every
+    byte have a limit. A normalizer may join characters first: Unicode composes up to four.
+    """
+    if rule is None or not (rule.byte_level or rule.byte_fallback):
+        return None
+    longest = max(map(len, vocabulary), default=1)
+    return longest if backend.normalizer is None else 4 * longest
 
 
 def check_is_text(text: str, *, param: str | None = None) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from atom_lite.api import schema
+from atom_lite.api import body as body_limits
 from atom_lite.api.faults import error_body
 from tests.unit.api.serving import in_memory, on_socket, run, saying
 
@@ -225,7 +225,7 @@ def test_wrong_content_type_is_a_400(tokenizer):
 
 
 def test_body_over_the_limit_is_a_413(tokenizer, monkeypatch):
-    monkeypatch.setattr(schema, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(body_limits, "MAX_BODY_BYTES", 1000)
 
     async def scenario():
         async with on_socket(saying("x"), tokenizer) as served:

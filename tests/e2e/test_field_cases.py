@@ -7,6 +7,7 @@ the real engine. Each test names the kind of failure; the ids are SmolLM2's.
 from __future__ import annotations
 
 import json
+import re
 import socket
 import struct
 from concurrent.futures import ThreadPoolExecutor
@@ -255,6 +256,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("logprobs", {"logprobs": 21}),
     ("n", {"n": 129}),
     ("use_beam_search", {"use_beam_search": True}),
+    ("guided_json", {"guided_json": {"type": "objekt"}}),
     ("prompt", {"prompt": [49152]}),
     ("max_tokens", {"max_tokens": 10**9}),
     ("vllm_xargs.script", {"vllm_xargs": {"script": [10**6]}}),
@@ -331,6 +333,43 @@ def test_clients_that_leave_at_any_point_leave_nothing_behind(server: Server) ->
     )
     assert server.metric("atom_lite:num_requests_waiting") == 0
     assert server.metric("atom_lite:kv_cache_usage_perc") == 0
+
+
+def leave_after_the_first_event(server: Server, **fields: Any) -> None:
+    body = {"prompt": "x", "max_tokens": 3000, "ignore_eos": True, "stream": True} | fields
+    with httpx.stream("POST", server.base_url + "/v1/completions", json=body, timeout=60) as reply:
+        next(reply.iter_lines())
+
+
+def count_aborts(server: Server) -> float:
+    return server.metric("atom_lite:request_success_total", finished_reason="abort")
+
+
+def test_case_44_older_names_of_structured_output_are_kept_to(server: Server) -> None:
+    for stream in (False, True):
+        fields = {"guided_choice": ["yes"], "stream": stream, "prompt": "x", "max_tokens": 9}
+        reply = httpx.post(server.base_url + "/v1/completions", json=fields, timeout=60)
+        assert "".join(re.findall(r'"text":"(.*?)"', reply.text)) == "yes"
+
+
+def test_case_50_all_choices_of_a_client_that_left_stop(server: Server) -> None:
+    before = count_aborts(server)
+    leave_after_the_first_event(server, n=4)
+    wait_until(lambda: count_aborts(server) == before + 4, 10, "all four are counted")
+    wait_until(lambda: server.metric("atom_lite:num_requests_running") == 0, 5, "nothing runs")
+    assert server.metric("atom_lite:kv_cache_usage_perc") == 0
+
+
+def test_case_86_an_abort_counts_in_every_metric_of_requests_once(server: Server) -> None:
+    names = (
+        *("e2e_request_latency_seconds_count", "request_generation_tokens_count"),
+        *("request_prompt_tokens_count", "prompt_tokens_total"),
+    )
+    before = [server.metric(f"atom_lite:{name}") for name in names]
+    aborts = count_aborts(server)
+    leave_after_the_first_event(server, prompt=[5])
+    wait_until(lambda: count_aborts(server) == aborts + 1, 10, "the abort is counted")
+    assert [server.metric(f"atom_lite:{name}") for name in names] == [n + 1 for n in before]
 
 
 def test_two_hundred_at_once_are_all_answered_and_counted_once(server: Server) -> None:

@@ -77,14 +77,13 @@ class Target:
 
 
 def aimed_at(server: Server, *, scripted: bool) -> Iterator[Target]:
-    document = Document(httpx.get(server.base_url + "/openapi.json").json())
-    target = Target(server, document, scripted)
-    for path, body in corpus.bodies(scripted=scripted):  # also warms everything up
-        answer = httpx.post(server.base_url + path, json=body, timeout=_TIMEOUT_SECONDS)
-        assert answer.status_code == 200, (path, body, answer.text)
-    memory = memory_of(server)
-    yield target
     try:
+        document = Document(httpx.get(server.base_url + "/openapi.json").json())
+        for path, body in corpus.bodies(scripted=scripted):  # also warms everything up
+            answer = httpx.post(server.base_url + path, json=body, timeout=_TIMEOUT_SECONDS)
+            assert answer.status_code == 200, (path, body, answer.text)
+        memory = memory_of(server)
+        yield Target(server, document, scripted)
         assert_unhurt(server, may_grow_bytes=_MAY_GROW_BYTES, memory_before=memory)
     finally:
         stop(server)

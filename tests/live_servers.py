@@ -36,8 +36,15 @@ class Server:
         return self.process.pid
 
     def engine_process(self) -> psutil.Process:
-        (engine,) = psutil.Process(self.pid).children()
-        return engine
+        return self._child("atom_lite.engine.process")
+
+    def grammar_compiler(self) -> psutil.Process:
+        return self._child("atom_lite.engine.grammar_process")
+
+    def _child(self, module: str) -> psutil.Process:
+        children = psutil.Process(self.pid).children()
+        (found,) = [child for child in children if module in child.cmdline()]
+        return found
 
     def log_text(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")

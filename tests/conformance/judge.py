@@ -20,6 +20,8 @@ _SETTLE_SECONDS = 30
 # Of the HTTP server, before the application sees anything.
 _NOT_HTTP = b"Invalid HTTP request received."
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+# Codes of answers that blame a body, not a field.
+_OF_THE_WHOLE = ("invalid_json", "request_too_large")
 _SHOWN_BYTES = 600
 
 
@@ -71,7 +73,7 @@ class Judge:
             value = parsed(request.body)
             assert value is not UNREADABLE, "no JSON, and taken"
             assert self.document.accepts(path, value), "taken against the document"
-        if answer.status >= 400 and request.blame and answer.error["code"] != "invalid_json":
+        if answer.status >= 400 and request.blame and answer.error["code"] not in _OF_THE_WHOLE:
             told = f"{answer.error['param']} {answer.error['message']}"
             assert request.blame in told, f"does not name {request.blame!r}"
 

@@ -12,7 +12,7 @@ from tests.unit.api.serving import in_memory, on_socket, run, saying
 
 JSON = {"content-type": "application/json"}
 ERROR_FIELDS = {"message", "type", "param", "code"}
-DEEP = b'{"prompt":"x","metadata":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+DEEP = b'{"prompt":"x","metadata":' + b"[" * 10_000 + b"]" * 10_000 + b"}"
 
 
 def _check_error(answer, status):

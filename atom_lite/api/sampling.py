@@ -136,8 +136,8 @@ class SamplingBuilder:
         wanted = self._ready.vocab_size if asked < 0 else min(asked, self._ready.vocab_size)
         if wanted > self._max_logprobs:
             raise RequestError(
-                f"'{param}' = {asked} is more than the {self._max_logprobs} that this server gives "
-                "(--max-logprobs)",
+                f"'{param}' = {asked} asks for {wanted}, more than the {self._max_logprobs} that "
+                "this server gives (--max-logprobs)",
                 param=param,
             )
         return wanted

@@ -312,7 +312,7 @@ def test_one_request_id_may_be_used_by_many_at_once(server: Server) -> None:
 def test_clients_that_leave_at_any_point_leave_nothing_behind(server: Server) -> None:
     host, port = server.base_url.removeprefix("http://").split(":")
     body = json.dumps(
-        {"prompt": "x", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+        {"prompt": "x", "max_tokens": 3000, "ignore_eos": True, "stream": True, "n": 4}
     ).encode()
     head = (
         b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
@@ -336,7 +336,8 @@ def test_clients_that_leave_at_any_point_leave_nothing_behind(server: Server) ->
 
 
 def leave_after_the_first_event(server: Server, **fields: Any) -> None:
-    body = {"prompt": "x", "max_tokens": 3000, "ignore_eos": True, "stream": True} | fields
+    script = {"script": DEFGHIJ * 750}  # without one it says EOS, which has no text to stream
+    body = {"prompt": "x", "max_tokens": 3000, "stream": True, "vllm_xargs": script} | fields
     with httpx.stream("POST", server.base_url + "/v1/completions", json=body, timeout=60) as reply:
         next(reply.iter_lines())
 

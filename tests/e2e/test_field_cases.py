@@ -249,6 +249,20 @@ def test_echo_needs_no_output(server: Server) -> None:
                 assert lists["text_offset"] == [0, 5]
 
 
+def test_former_names_of_structured_output_are_not_ignored(server: Server) -> None:
+    """The model would say something else; each name alone must keep it from that."""
+    script = ids_of(server, "Sure! Here it is")
+    for fields in (
+        {"guided_choice": ["yes"]},
+        {"guided_regex": "y(es)"},
+        {"guided_grammar": 'root ::= "yes"'},
+    ):
+        answer = say(server, script, **fields)
+        assert (answer.text, answer.finish_reason) == ("yes", "stop"), fields
+    json_text = say(server, script, guided_json={"const": "yes"}).text
+    assert json.loads(json_text) == "yes"
+
+
 BAD: list[tuple[str, dict[str, Any]]] = [
     ("stop_token_ids", {"stop_token_ids": [151645]}),
     ("logit_bias", {"logit_bias": {"999999": 1}}),
@@ -257,6 +271,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("n", {"n": 129}),
     ("use_beam_search", {"use_beam_search": True}),
     ("guided_json", {"guided_json": {"type": "objekt"}}),
+    ("guided_json", {"guided_json": {"type": "array", "uniqueItems": True}}),
     ("prompt", {"prompt": [49152]}),
     ("max_tokens", {"max_tokens": 10**9}),
     ("vllm_xargs.script", {"vllm_xargs": {"script": [10**6]}}),

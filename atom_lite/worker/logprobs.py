@@ -11,6 +11,11 @@ float32 within a block and in float64 over the blocks: the result is off by abou
 
 Runs on the last stage, on the CPU or a GPU. It must not change the logits that it is given.
 
+Measured (one core of an AMD Zen 3, CPU milliseconds, 49152 ids): the 20 likeliest of 32 rows 5, of
+which the sum of exponentials 2.4, the likeliest 0.8, the copy and block maxima 0.5; one row 0.8. Of
+tokens drawn at random, not by a model, 15: their rank is looked up in every block. 128 prompt rows
+take 19 for likely tokens and 100 for random ones; making their logits takes 98.
+
 Shapes: R rows, V vocabulary, N blocks of 64 ids, K the most of the likeliest that a row asks for.
 """
 

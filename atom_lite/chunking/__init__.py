@@ -11,7 +11,8 @@ Pure control plane: no torch, no clock (`now` and durations are passed in), no I
     cuts            from a target to chunk sizes      plan_search  the best target for a prompt
     planners/       one file per policy: fixed, atom, makespan, sglang, linear
     sources         how many prefills compete         sweep        shapes tried to learn a model
-    startup         the sweep as the engine runs it   pending      device timings, never waited for
+    level_cuts      the best cuts for equal stages    neighbour_cuts  small changes of a plan
+    startup         the sweep as the engine runs it
     controller      planner, calibration and report of one policy, behind one protocol
     report          counts by reason, the log line    profile      saved models; touches the disk
 """

@@ -1,7 +1,7 @@
 """Which target latency gets a prompt through the pipeline soonest.
 
-Equal stages: the time is exactly `sum(t) + (S-1)*max(t)`, so a one-dimensional search over the
-target is all (within 0.5 % of the exact dynamic program over all cuts).
+Equal stages: the time is exactly `sum(t) + (S-1)*max(t)`, and the best cuts are found but for a
+thousandth (`level_cuts`; within 0.5 % of the exact dynamic program over all cuts).
 
 With other prefills about the pipeline need not drain, but at most S steps are in flight, so short
 chunks end up waiting for the longest beside them (`flow_shop.paced_seconds`): equal latency pays
@@ -12,6 +12,7 @@ half over, `SHARED_FILL` times as many are asked for.
 
 Uneven stages: the target leans along the prompt, and every candidate is judged by the exact
 flow-shop recursion; 2-10 % better than the best equal-latency plan where the last stage is heavy.
+The best are then changed tile by tile (`neighbour_cuts`): of short prompts nothing better is left.
 Fixed sizes are candidates too, so that no plan is predicted worse than a power of two.
 
 Pure; runs in the head process, but not on the thread that feeds a stage. Measured on one core of a
@@ -23,11 +24,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from atom_lite.chunking.cuts import Span, Target, chunk_times, cut
 from atom_lite.chunking.flow_shop import makespan_seconds, paced_seconds
 from atom_lite.chunking.latency_model import LatencyModel
+from atom_lite.chunking.level_cuts import best_level_cuts
+from atom_lite.chunking.neighbour_cuts import neighbours
 from atom_lite.chunking.planner import PlanLimits
 
 if TYPE_CHECKING:
@@ -46,11 +50,11 @@ COARSE_LEANS = (-1.2, -0.6, 0.6, 1.2)
 LEANING_FACTORS = (0.6, 0.8, 1.0, 1.25)
 FINE_ROUNDS = 5
 # What a search may cost, in evaluations of a chunk: plans of hundreds get fewer candidates.
-EVALUATION_SECONDS = 2e-6
+EVALUATION_SECONDS = 1.4e-6
 EVEN_EVALUATIONS = 3000.0
-EVEN_LEAN_EVALUATIONS = 200.0  # at most, of those that are left
-UNEVEN_EVALUATIONS = 12_000.0
-LEAST_EVALUATIONS = 1500.0
+UNEVEN_EVALUATIONS = 18_000.0
+LEAST_EVALUATIONS = 2000.0
+NEIGHBOURS_SHARE = 0.5  # of those for uneven stages
 CANDIDATE_OVERHEAD = 5.0  # of a candidate, whatever its number of chunks
 FIRST_SHARE = 0.4  # of it for the level targets, and again for the leaning ones
 MAX_CHUNKS = 1024
@@ -58,12 +62,12 @@ MAX_CHUNKS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A prompt's cuts, how they are made, and what they are predicted to take.
+    """A prompt's cuts, a rule for when serving leaves them, and what they are predicted to take.
 
     Attributes:
         span: the tokens that are cut.
         sizes: chunk sizes in order.
-        target: the rule that made them.
+        target: makes the same cuts or, where those are the best of all, much the same.
         objective_seconds: what was minimised.
         predicted_seconds: the prompt's way through the pipeline, alone.
     """
@@ -73,6 +77,15 @@ class Plan:
     target: Target
     objective_seconds: float
     predicted_seconds: float
+
+    def size_at(self, position: int) -> int | None:
+        """The chunk that is planned to begin there; None where none is."""
+        for start, size in zip(
+            accumulate(self.sizes, initial=self.span.start), self.sizes, strict=False
+        ):
+            if start == position:
+                return size
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,18 +120,21 @@ class Pipeline:
 def plan(pipeline: Pipeline, span: Span, *, num_prefills: int = 1) -> Plan:
     """The best cuts of the span that the search finds, beside `num_prefills - 1` other prompts."""
     search = _Search(pipeline, span, num_prefills)
-    search.over_targets()
-    if num_prefills > 1:
-        search.over_counts()
     is_even = pipeline.is_even(span)
-    if not is_even and num_prefills == 1 and len(search.best_sizes) > 1:
-        search.over_leans()  # for filling and draining; one chunk cannot lean
-    search.tighten()
+    if is_even and num_prefills == 1:
+        search.over_peaks()
+    else:
+        search.over_targets()
+        if num_prefills > 1:
+            search.over_counts()
+        elif len(search.best_sizes) > 1:
+            search.over_leans()  # for filling and draining; one chunk cannot lean
+        search.tighten()
+        search.over_fixed_sizes()
     if pipeline.transfer_seconds_per_token > 0.0 or not is_even:
         search.over_last_chunks()
-    search.over_fixed_sizes()
-    if is_even and num_prefills == 1 and len(search.best_sizes) > 1:
-        search.over_leans()  # whole tiles do not cut level: a large chunk costs least in front
+    if not is_even and num_prefills == 1:
+        search.over_neighbours()
     return Plan(
         span=span,
         sizes=tuple(search.best_sizes),
@@ -156,11 +172,14 @@ class _Search:
         self._is_even = pipeline.is_even(span)
         self._weight = float(len(pipeline.models) - 1)
         self._evaluations_left = EVEN_EVALUATIONS
+        self._kept_for_neighbours = 0.0
         if not self._is_even:
             # A hundredth of the prompt's time may be spent; the work of one stage is less than it.
             work = self._model.chunk_seconds(span.start, span.tokens)
             affordable = max(0.01 * work / EVALUATION_SECONDS, LEAST_EVALUATIONS)
-            self._evaluations_left = min(affordable, UNEVEN_EVALUATIONS)
+            evaluations = min(affordable, UNEVEN_EVALUATIONS)
+            self._kept_for_neighbours = max(NEIGHBOURS_SHARE * evaluations, LEAST_EVALUATIONS)
+            self._evaluations_left = (1.0 - NEIGHBOURS_SHARE) * evaluations
         # An uneven candidate costs a chunk time and a recursion step on every stage.
         self._cost_per_chunk = 1.0 if self._is_even else 1.0 + len(pipeline.models) / 4.0
         self._judged: set[tuple[int, ...]] = set()
@@ -170,6 +189,18 @@ class _Search:
         peak = max(chunk_times(self._model, span, self.best_sizes))
         self.best_target = Target(peak * (1.0 + 1e-9))
         self._consider(self.best_target, max(MAX_CHUNKS, len(self.best_sizes)))
+
+    def over_peaks(self) -> None:
+        """For equal stages and a prompt alone: the best cuts there are."""
+        cuts = best_level_cuts(
+            self._model,
+            self._span,
+            self._pipeline.limits,
+            peak_weight=self._weight,
+            guess_seconds=self._closed_form()[0],
+            most_evaluations=self._evaluations_left,
+        )
+        self._judge(cuts.sizes, Target(cuts.peak_seconds))
 
     def over_targets(self) -> None:
         """Coarse around the closed form's target, then fine around the best."""
@@ -188,8 +219,6 @@ class _Search:
 
     def over_leans(self) -> None:
         """A grid of leans around the best level target, then a shrinking pattern search."""
-        if self._is_even:
-            self._evaluations_left = min(self._evaluations_left, EVEN_LEAN_EVALUATIONS)
         center = self.best_target.seconds
         grid = [Target(center * f, lean) for f in LEANING_FACTORS for lean in COARSE_LEANS]
         affordable = max(self._affordable(len(self.best_sizes)), 1.0)
@@ -234,10 +263,26 @@ class _Search:
     def over_last_chunks(self) -> None:
         """Try a small last chunk, so that little is left for later stages or to hand over."""
         target = self.best_target
-        size = self._pipeline.limits.floor
+        most, align, floor = self._pipeline.limits
+        size = floor
         while size < self._span.tokens // 2:
-            self._consider(target._replace(last_tokens=size))
+            last = size + self._span.tokens % align  # so that those before it are whole tiles
+            if last <= most:
+                self._consider(target._replace(last_tokens=last))
             size *= 2
+
+    def over_neighbours(self) -> None:
+        """Change the best cuts a little, for as long as that helps."""
+        self._evaluations_left = self._kept_for_neighbours
+        has_improved = True
+        while has_improved:
+            has_improved = False
+            for sizes in neighbours(self.best_sizes, self._pipeline.limits):
+                if self._evaluations_left <= 0.0:
+                    return
+                if self._judge(sizes, self.best_target):
+                    has_improved = True
+                    break
 
     def over_fixed_sizes(self) -> None:
         """Powers of two, exactly: where stages differ much, level times are not what counts."""
@@ -290,18 +335,24 @@ class _Search:
         if self._evaluations_left <= 0.0:
             return False
         sizes = cut(self._model, self._span, target, self._pipeline.limits, at_most)
-        num_chunks = at_most if sizes is None else len(sizes)
-        self._evaluations_left -= self._cost(num_chunks)
         if sizes is None:
+            self._evaluations_left -= self._cost(at_most)
             return False
+        self._judge(sizes, target)
+        return True
+
+    def _judge(self, sizes: list[int], target: Target) -> bool:
+        """Keep the cuts if they are the best so far; whether they are."""
+        self._evaluations_left -= self._cost(len(sizes))
         if tuple(sizes) in self._judged:  # of a short prompt, most targets make the same few cuts
-            return True
+            return False
         self._judged.add(tuple(sizes))
         objective = self._objective(sizes)
-        if objective < self.best_objective:
-            self.best_objective = objective
-            self.best_target = target
-            self.best_sizes = sizes
+        if objective >= self.best_objective:
+            return False
+        self.best_objective = objective
+        self.best_target = target
+        self.best_sizes = sizes
         return True
 
     def _objective(self, sizes: Sequence[int]) -> float:

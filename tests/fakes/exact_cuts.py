@@ -13,7 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from atom_lite.chunking.latency_model import LatencyModel
+    from atom_lite.chunking.planner import PlanLimits
 
 Array = NDArray[np.float64]
 
@@ -75,3 +78,12 @@ def _least_sum(times: Array, peak: float) -> float:
     for end in range(1, count):
         least[end] = np.min(least[:end] + allowed[:end, end])
     return float(least[-1])
+
+
+def all_cuts(tokens: int, limits: PlanLimits) -> Iterator[list[int]]:
+    """Every way to cut a prompt: for short ones only, there are thousands of 1000 tokens."""
+    if tokens <= limits.most:
+        yield [tokens]
+    for size in range(limits.floor, min(limits.most, tokens - limits.floor) + 1, limits.align):
+        for rest in all_cuts(tokens - size, limits):
+            yield [size, *rest]

@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -92,16 +93,19 @@ def test_plans_are_complete_bounded_aligned_and_without_a_tiny_tail(
         assert min(sizes) >= min(limits.floor, tokens)
 
 
-def gap_to_the_exact_optimum(rng: random.Random) -> float:
-    """Of a drawn prompt, over stages whose terms are drawn by their ratio to the linear cost."""
+def gap_to_the_exact_optimum(rng: random.Random, constant_tokens: float) -> float:
+    """Of a drawn prompt, over stages whose terms are drawn by their ratio to the linear cost.
+
+    `constant_tokens`: as many new tokens cost what a step costs anyhow.
+    """
     b = 0.1
     model = LatencyModel.from_milliseconds(
         a=b / (2.0 * rng.uniform(1024, 65_536)),  # prefix at which attention has caught up
         b=b,
-        c=b * rng.uniform(16, 5000),
-        gamma=b * rng.choice((0.0, rng.uniform(0.002, 0.1))),
+        c=b * constant_tokens,
+        gamma=b * rng.choice((0.0, rng.uniform(0.002, 0.1), rng.uniform(0.1, 3.0))),
     )
-    tokens, stages = rng.randrange(1024, 8192), rng.randint(2, 8)
+    tokens, stages = rng.randrange(200, 8192), rng.randint(2, 8)
     limits = plan_limits(rng.choice((512, 1024, 2048, 8192)))
     planned = plan(Pipeline(models=(model,) * stages, limits=limits), Span(0, tokens))
     exact = exact_objective(
@@ -115,13 +119,15 @@ def gap_to_the_exact_optimum(rng: random.Random) -> float:
     return planned.objective_seconds / exact - 1.0
 
 
-def test_plans_of_drawn_machines_and_prompts_are_within_half_a_percent_of_the_optimum() -> None:
+@pytest.mark.parametrize("count", [50, pytest.param(300, marks=pytest.mark.full)])
+@pytest.mark.parametrize("constant_tokens", [(16.0, 5000.0), (0.0, 16.0), (0.0, 0.0)])
+def test_plans_of_drawn_machines_and_prompts_are_within_half_a_percent_of_the_optimum(
+    constant_tokens: tuple[float, float], count: int
+) -> None:
     rng = random.Random(3)
-    gaps = sorted(gap_to_the_exact_optimum(rng) for _ in range(100))
-    assert gaps[0] > -1e-9
-    assert gaps[94] <= 0.005
-    # Few cuts at whole tiles, and a plan is a rule, not a list: what is over is small.
-    assert gaps[99] <= 0.015
+    gaps = [gap_to_the_exact_optimum(rng, rng.uniform(*constant_tokens)) for _ in range(count)]
+    assert min(gaps) > -2e-6  # what the oracle's own bound leaves open
+    assert max(gaps) <= 0.005
 
 
 def best_fixed(pipeline: Pipeline, span: Span) -> float:

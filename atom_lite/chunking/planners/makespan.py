@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from atom_lite.chunking.background import Background, Inline
-from atom_lite.chunking.cuts import Span, Target, next_size, settle_tail
+from atom_lite.chunking.cuts import Span, next_size, settle_tail
 from atom_lite.chunking.plan_search import Pipeline, Plan, most_prefills_that_matter, plan
 from atom_lite.chunking.planner import ChunkDecision, ChunkRequest, PlanLimits
 
@@ -35,11 +35,11 @@ MAX_PROMPTS = 4096
 
 @dataclass(slots=True, eq=False)
 class _Prompt:
-    """What is remembered of a prompt: its span and, per load, the plan's target."""
+    """What is remembered of a prompt: its span and, per load, its plan."""
 
     span: Span
     pipeline: Pipeline | None
-    targets: dict[int, Target] = field(default_factory=dict)  # number of prefills -> target
+    plans: dict[int, Plan] = field(default_factory=dict)  # by number of prefills
     searching: set[int] = field(default_factory=set)
     has_begun: bool = False
     explored_at: int = -1  # prefix of the last chunk that was sized without a model
@@ -47,7 +47,7 @@ class _Prompt:
 
 
 class MakespanPlanner:
-    """Plans once per prompt and load; every chunk is the plan's rule applied to where it is."""
+    """Plans once per prompt and load; every chunk is the planned one, or what its rule allows."""
 
     def __init__(
         self,
@@ -86,7 +86,9 @@ class MakespanPlanner:
         One at a time: of many that arrive together, each is planned when its turn comes.
         """
         if self._pipeline is not None and self._num_searching == 0 and not request.must_be_whole:
-            self._target(self._prompt(request))
+            prompt = self._prompt(request)
+            if not self._is_one_chunk(prompt):
+                self._plan(prompt)
 
     def next_chunk(self, request: ChunkRequest) -> ChunkDecision:
         """The plan's next chunk, bounded by what the step has left; 0 while it is searched."""
@@ -96,17 +98,10 @@ class MakespanPlanner:
         if prompt.pipeline is None:
             prompt.has_begun = True
             return ChunkDecision(self._bounded(self._explored(request, prompt), request), "sweep")
-        target = self._target(prompt)
-        if target is None:
+        size = self._planned(prompt, request.prefix_tokens)
+        if size is None:
             return ChunkDecision(0, "model")
         prompt.has_begun = True
-        size = next_size(
-            prompt.pipeline.slowest(prompt.span),
-            prompt.span,
-            request.prefix_tokens,
-            target,
-            self._limits,
-        )
         return ChunkDecision(self._bounded(size, request), "model")
 
     def forget(self, sequence_id: int) -> None:
@@ -129,25 +124,43 @@ class MakespanPlanner:
         self._prompts[request.sequence_id] = prompt
         return prompt
 
-    def _target(self, prompt: _Prompt) -> Target | None:
-        """The target for the load of now, else for another one, else None: it is searched."""
+    def _planned(self, prompt: _Prompt, position: int) -> int | None:
+        """The size of the chunk at a position; None while the plan is searched.
+
+        It is the planned one where the prompt has kept to the plan. A step with little room may
+        have left it: then it is what the plan's target allows.
+        """
+        if self._is_one_chunk(prompt):
+            return prompt.span.end - position
+        found = self._plan(prompt)
+        if found is None:
+            return None
+        assert prompt.pipeline is not None
+        model = prompt.pipeline.slowest(prompt.span)
+        return found.size_at(position) or next_size(
+            model, prompt.span, position, found.target, self._limits
+        )
+
+    def _is_one_chunk(self, prompt: _Prompt) -> bool:
+        """Whether a prompt is too short to be cut, so that there is nothing to search."""
+        return prompt.span.tokens < 2 * self._limits.floor
+
+    def _plan(self, prompt: _Prompt) -> Plan | None:
+        """The plan for the load of now, else for another one, else None: it is searched."""
         assert prompt.pipeline is not None
         most = most_prefills_that_matter(len(prompt.pipeline.models))
         num_prefills = min(self._num_prefills, most)
-        if num_prefills not in prompt.targets and num_prefills not in prompt.searching:
+        if num_prefills not in prompt.plans and num_prefills not in prompt.searching:
             self._search(prompt, num_prefills)
-        return prompt.targets.get(num_prefills) or next(iter(prompt.targets.values()), None)
+        return prompt.plans.get(num_prefills) or next(iter(prompt.plans.values()), None)
 
     def _search(self, prompt: _Prompt, num_prefills: int) -> None:
         assert prompt.pipeline is not None
-        if prompt.span.tokens < 2 * self._limits.floor:
-            prompt.targets[num_prefills] = Target(math.inf)  # one chunk; nothing to search
-            return
 
         def deliver(found: Plan) -> None:
             self._num_searching -= 1
             self.last_plan = found
-            prompt.targets[num_prefills] = found.target
+            prompt.plans[num_prefills] = found
 
         prompt.searching.add(num_prefills)
         self._num_searching += 1

@@ -79,6 +79,18 @@ def test_steps_with_little_budget_do_not_spoil_the_plan() -> None:
     assert sizes[-1] >= LIMITS.floor
 
 
+def test_a_prompt_that_has_left_its_plan_goes_on_by_the_plans_target() -> None:
+    made, kept = planner(), planner()
+    first, second, *_ = serve(kept, 8192, id=2)
+    short = made.next_chunk(request(0, 8192, budget=first - 64)).tokens
+    assert short == first - 64
+    assert made.last_plan is not None
+    assert made.last_plan.size_at(short) is None
+    # One that stopped at the planned cut would leave a sliver there.
+    after = made.next_chunk(request(short, 8192 - short)).tokens
+    assert 0.8 * second <= after <= 1.2 * second
+
+
 def test_a_budget_under_one_tile_is_used_as_it_is() -> None:
     assert planner().next_chunk(request(0, 8192, budget=10)).tokens == 10
 

@@ -18,6 +18,8 @@ from atom_lite.errors import ConfigError
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 DEFAULT_MIN_CHUNK_TOKENS = 4096
+DEFAULT_SMOOTH_FACTOR = 0.75
+SMOOTH_FACTOR_VARIABLE = "ATOM_DYNAMIC_CHUNKING_SMOOTH_FACTOR"
 KV_CONSUMER = "kv_consumer"
 
 
@@ -209,7 +211,7 @@ class ChunkingConfig:
     dynamic_chunking_smooth_factor: float | None = setting(
         None,
         "Policies atom and sglang: 1 follows the model, 0 is fixed. Default: "
-        "ATOM_DYNAMIC_CHUNKING_SMOOTH_FACTOR, else 0.75.",
+        f"{SMOOTH_FACTOR_VARIABLE}, else {DEFAULT_SMOOTH_FACTOR}.",
         minimum=0,
         maximum=1,
     )

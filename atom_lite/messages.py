@@ -335,10 +335,15 @@ class PromptScores(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a step took; `stage_seconds[s]` is the model call's duration on stage s."""
+    """How long a step took; `stage_seconds[s]` is the layers' duration on stage s.
+
+    `draw_seconds` came on top on the last stage: the LM head and whatever works on logits. It is 0
+    in a step of which no row draws a token.
+    """
 
     step_id: int
     stage_seconds: list[float]
+    draw_seconds: float = 0.0
 
 
 class RowError(msgspec.Struct, frozen=True, array_like=True):

@@ -57,7 +57,12 @@ PREFILL_DOMINANCE = 8
 
 
 class StepSample(NamedTuple):
-    """What a step held and how long each stage took."""
+    """What a step held and how long each stage took.
+
+    `draw_seconds`, on top of the last stage's, is a cost of rows that draw tokens. It counts where
+    there are decodes: the model's decode terms hold it. A prompt draws once, after its last chunk,
+    however it is cut; counted, it would make some chunks look dearer than others like them.
+    """
 
     chunks: tuple[Chunk, ...]
     stage_seconds: tuple[float, ...]
@@ -65,6 +70,14 @@ class StepSample(NamedTuple):
     decode_context_tokens: int = 0
     first_sequence_id: int = -1  # of the first chunk
     is_graph_replay: bool = False
+    draw_seconds: float = 0.0
+
+    def seconds_to_learn(self) -> tuple[float, ...]:
+        """How long each stage took for what its model speaks of."""
+        if self.decode_rows == 0:
+            return self.stage_seconds
+        *others, last = self.stage_seconds
+        return (*others, last + self.draw_seconds)
 
 
 class _Stage:
@@ -110,6 +123,7 @@ class Calibrator:
         self._fresh_decodes = 0
         self._back_off = FIRST_FIT_SAMPLES
         self._refine_after = REFIT_SAMPLES
+        self._young_wait = 1  # samples before a young model that misfits is fitted again
         self._errors: deque[float] = deque(maxlen=RECENT_ERRORS)
 
     @property
@@ -156,12 +170,10 @@ class Calibrator:
         drifted = self._compare(sample)
         self._fresh += 1
         wait = self._refine_after if self.state == "installed" else self._back_off
-        if self.state == "installed" and drifted:
-            if self._is_young:
-                self._attempt()
-            else:
-                self._start_drift()
-        elif self._fresh >= wait:
+        is_off = drifted and self.state == "installed"
+        if is_off and not self._is_young:
+            self._start_drift()
+        elif self._fresh >= (min(wait, self._young_wait) if is_off else wait):
             self._attempt()
         return self.take_notices()
 
@@ -214,7 +226,7 @@ class Calibrator:
         if sample.is_graph_replay or sample.decode_rows == 0:
             return
         self._fresh_decodes += 1
-        for stage, seconds in zip(self._stages, sample.stage_seconds, strict=True):
+        for stage, seconds in zip(self._stages, sample.seconds_to_learn(), strict=True):
             stage.eager_decodes.append(
                 DecodeRow(sample.decode_rows, sample.decode_context_tokens, seconds)
             )
@@ -226,7 +238,7 @@ class Calibrator:
         area = sum(chunk.area for chunk in sample.chunks)
         extents = (chunk.prefix_tokens + chunk.new_tokens for chunk in sample.chunks)
         self._longest_tokens = max(self._longest_tokens, *extents)
-        for stage, seconds in zip(self._stages, sample.stage_seconds, strict=True):
+        for stage, seconds in zip(self._stages, sample.seconds_to_learn(), strict=True):
             stage.prefill_rows.append(
                 PrefillRow(
                     prefix, new, area, sample.decode_rows, sample.decode_context_tokens, seconds
@@ -237,7 +249,7 @@ class Calibrator:
         """Note the prediction error; whether some stage has drifted."""
         drifted = False
         worst = 0.0
-        for stage, seconds in zip(self._stages, sample.stage_seconds, strict=True):
+        for stage, seconds in zip(self._stages, sample.seconds_to_learn(), strict=True):
             if stage.model is None or stage.drift is None:
                 return False
             predicted = stage.model.predict(
@@ -303,7 +315,7 @@ class Calibrator:
         self.last_refusal = refused
         wait = self._wait_after(refused)
         if self.state == "installed":
-            self._refine_after = wait
+            self._refine_after, self._young_wait = wait, LOOK_AGAIN_SAMPLES
         else:
             self._back_off = wait
             self.reason = refused.message
@@ -327,6 +339,7 @@ class Calibrator:
     def _finish(self, reason: str) -> None:
         self.state = "installed"
         self.reason = reason
+        self._young_wait = 1
         self.num_installed += 1
         self._fresh = 0
         verb = "installed" if self.num_installed == 1 else "refitted"

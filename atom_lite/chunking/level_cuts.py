@@ -84,8 +84,10 @@ def best_level_cuts(
         found = cuts_within(middle)
         left -= len(found.sizes) + CUT_OVERHEAD
         best = min(best, found, key=lambda cuts: cuts.objective(peak_weight))
-        below = min(found.peak_seconds, middle) * _JUST_BELOW
-        for ends in ((low, below, found.total_seconds), (middle, high, total)):
+        ranges = [(middle, high, total)]
+        if found.peak_seconds <= middle:  # else least sizes stand against any lower peak
+            ranges.append((low, found.peak_seconds * _JUST_BELOW, found.total_seconds))
+        for ends in ranges:
             if ends[0] < ends[1] * _JUST_BELOW:
                 heappush(open_ranges, (ends[2] + peak_weight * ends[0], *ends))
         middle = 0.0
@@ -106,8 +108,8 @@ def cut_from_end(
         if end - start < 2 * floor and end - start <= most:
             begin = start
         else:
-            begin = max(_earliest_begin(model, end, end - most, start, peak_seconds), start)
-            begin = start + math.ceil((begin - start) / align) * align
+            earliest = _earliest_begin(model, end, end - most, start, peak_seconds)
+            begin = start + math.ceil(max(earliest - start, 0.0) / align) * align
             begin = min(begin, start + (end - floor - start) // align * align)
             if start < begin < start + floor:  # what would be left is too small for a chunk
                 begin = start + floor

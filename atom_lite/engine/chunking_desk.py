@@ -151,7 +151,9 @@ class ChunkingDesk:
             del self._pending[oldest]
         sample = self._pending.pop(times.step_id, None)
         if sample is not None:
-            sample = sample._replace(stage_seconds=tuple(times.stage_seconds))
+            sample = sample._replace(
+                stage_seconds=tuple(times.stage_seconds), draw_seconds=times.draw_seconds
+            )
             log_notices(self.controller.record(sample))
             self._save_new_models()
 

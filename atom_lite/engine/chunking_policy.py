@@ -21,7 +21,7 @@ from atom_lite.chunking.planners.linear import LinearPlanner
 from atom_lite.chunking.planners.makespan import MakespanPlanner
 from atom_lite.chunking.planners.sglang import SglangPlanner, SglangSettings
 from atom_lite.chunking.refusal import Notice
-from atom_lite.config import KV_CONSUMER
+from atom_lite.config import DEFAULT_SMOOTH_FACTOR, KV_CONSUMER, SMOOTH_FACTOR_VARIABLE
 from atom_lite.engine.chunking_desk import log_notices
 from atom_lite.errors import ConfigError
 
@@ -40,8 +40,6 @@ _USED_BY = {
     "dynamic_chunking_min_chunk_size": ("atom",),
     "dynamic_chunking_profile": ("makespan", "sglang"),
 }
-SMOOTH_VARIABLE = "ATOM_DYNAMIC_CHUNKING_SMOOTH_FACTOR"
-DEFAULT_SMOOTH_FACTOR = 0.75
 
 
 def make_controller(
@@ -152,14 +150,14 @@ def _atom(config: Config, limits: SchedulerLimits) -> AtomController:
 
 
 def smooth_factor(config: Config) -> float:
-    """The flag, else the environment's variable, else 0.75.
+    """The flag, else the environment's variable, else ATOM's default.
 
     Raises:
         ConfigError: the variable is no number from 0 to 1.
     """
     if config.chunking.dynamic_chunking_smooth_factor is not None:
         return config.chunking.dynamic_chunking_smooth_factor
-    text = os.environ.get(SMOOTH_VARIABLE)
+    text = os.environ.get(SMOOTH_FACTOR_VARIABLE)
     if text is None:
         return DEFAULT_SMOOTH_FACTOR
     try:
@@ -167,5 +165,5 @@ def smooth_factor(config: Config) -> float:
     except ValueError:
         value = -1.0
     if not 0.0 <= value <= 1.0:
-        raise ConfigError(f"{SMOOTH_VARIABLE}={text}: must be a number from 0 to 1")
+        raise ConfigError(f"{SMOOTH_FACTOR_VARIABLE}={text}: must be a number from 0 to 1")
     return value

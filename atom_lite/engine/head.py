@@ -119,7 +119,7 @@ class Head:
         for result in self._executor.take_results():
             now = time.monotonic()
             for times in result.times:
-                self._occupancy.add(times.stage_seconds)
+                self._occupancy.add(times)
             self._occupancy.finish(result.step_id, now)
             events += self._scheduler.commit(result, now)
             if self._chunking is not None:
@@ -131,8 +131,7 @@ class Head:
         self._scheduler.hand_on(self._executor.last_handed_on())
         while (plan := self._scheduler.schedule(time.monotonic())) is not None:
             self._step_tokens.append(sum(row.num_tokens for row in plan.rows))
-            if plan.rows:  # one without only says what to forget
-                self._occupancy.start(plan.step_id, time.monotonic())
+            self._occupancy.start(plan.step_id, time.monotonic())
             self._executor.start(plan)
             if self._chunking is not None:
                 self._chunking.planned(plan)

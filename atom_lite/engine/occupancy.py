@@ -1,8 +1,9 @@
 """How long each pipeline stage was busy, and how long it stood idle although there was work.
 
-    work      wall time during which at least one step with rows was in flight: planned by the head
-              and not yet committed
-    busy      of a stage: the sum of its model calls, as the stages time them
+    work      wall time during which at least one step was in flight: planned by the head and not
+              yet committed
+    busy      of a stage: the sum of its model calls, as the stages time them; of the last one also
+              the LM head and the drawing of tokens
     bubble    of a stage: work - busy; the hop to it, waiting for the stage before and the time in
               which a result travels back are all in it
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from atom_lite.messages import StepTimes
 
 
 class PipelineOccupancy:
@@ -33,25 +34,24 @@ class PipelineOccupancy:
         self.bubble_seconds: list[float] = []
 
     def start(self, step_id: int, now: float) -> None:
-        """A step with rows has been sent to the stages."""
+        """A step has been sent to the stages."""
         if not self._in_flight:
             self._counted_until = now
         self._in_flight.add(step_id)
 
-    def add(self, stage_seconds: Sequence[float]) -> None:
+    def add(self, times: StepTimes) -> None:
         """How long a step took on each stage has become known; before `finish`, or later."""
-        unseen = len(stage_seconds) - len(self.busy_seconds)
+        unseen = len(times.stage_seconds) - len(self.busy_seconds)
         # New lists: snapshots that were handed out keep theirs.
         busy = self.busy_seconds + [0.0] * unseen
-        for stage, seconds in enumerate(stage_seconds):
+        for stage, seconds in enumerate(times.stage_seconds):
             busy[stage] += seconds
+        busy[-1] += times.draw_seconds
         self.busy_seconds = busy
         self.bubble_seconds = self.bubble_seconds + [0.0] * unseen
 
     def finish(self, step_id: int, now: float) -> None:
-        """A step came back; one that was not started here (it had no rows) is ignored."""
-        if step_id not in self._in_flight:
-            return
+        """A step came back."""
         self._in_flight.remove(step_id)
         self._work_seconds += now - self._counted_until
         self._counted_until = now

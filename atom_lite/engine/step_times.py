@@ -43,5 +43,8 @@ class TimesByStage:
 
 
 def _joined(parts: list[StepTimes]) -> StepTimes:
-    seconds = list(chain.from_iterable(part.stage_seconds for part in parts))
-    return StepTimes(step_id=parts[0].step_id, stage_seconds=seconds)
+    return StepTimes(
+        step_id=parts[0].step_id,
+        stage_seconds=list(chain.from_iterable(part.stage_seconds for part in parts)),
+        draw_seconds=sum(part.draw_seconds for part in parts),
+    )

@@ -24,7 +24,7 @@ from atom_lite.chunking.planners.fixed import FixedPlanner
 from atom_lite.chunking.planners.linear import LinearPlanner
 from atom_lite.chunking.planners.makespan import MakespanPlanner
 from atom_lite.chunking.planners.sglang import SglangPlanner, SglangSettings
-from atom_lite.config import DEFAULT_MIN_CHUNK_TOKENS
+from atom_lite.config import DEFAULT_MIN_CHUNK_TOKENS, DEFAULT_SMOOTH_FACTOR
 from atom_lite.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ PolicyName: TypeAlias = Literal["makespan", "atom", "sglang", "linear", "fixed"]
 NAMES: tuple[str, ...] = get_args(PolicyName)
 SMOOTHED = ("atom", "sglang")
 DEFAULT_BUDGET_TOKENS = 32768
-DEFAULT_SMOOTH_FACTOR = 0.75
 HINDSIGHT_SMOOTH_FACTOR = 1.0
 HINDSIGHT_MIN_CHUNK_TOKENS = 64
 # What an operator would try by hand; ATOM's best base is narrow and needs the finer grid.

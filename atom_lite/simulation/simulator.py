@@ -132,7 +132,9 @@ class Simulation:
         for times in result.times:
             contents = self._pending.pop(times.step_id, None)
             if contents is not None:
-                sample = contents._replace(stage_seconds=tuple(times.stage_seconds))
+                sample = contents._replace(
+                    stage_seconds=tuple(times.stage_seconds), draw_seconds=times.draw_seconds
+                )
                 notices += self._controller.record(sample)
         notices += self._controller.end_step()
         self._notices += [f"{self.now:.3f} s: {notice.text}" for notice in notices]

@@ -5,7 +5,8 @@ the truth, known at once. A GPU's returns when its kernels are queued, so events
 stream and asked after each later step whether they have passed: nothing ever waits for a time, and
 a time comes home with the first result after it is known.
 
-Runs on every stage, around the layers only: neither building inputs nor sampling is timed. The
+Runs on every stage, around the layers, and on the last one around LM head and sampling too, apart:
+a stage is busy for both, but only rows that draw cost the second. Building inputs is not timed. The
 events are used as PyTorch documents them (`query` never waits, `elapsed_time` is for events that
 have both passed); on a GPU this has not been run.
 """
@@ -29,7 +30,7 @@ _MILLISECONDS_PER_SECOND = 1000.0
 
 
 class ForwardTimer(Protocol):
-    """Times one model call after the other: start, stop, then take."""
+    """Times one step after the other: start, stop, where tokens are drawn stop_draw, then take."""
 
     def start(self, step_id: int) -> None:
         """Call right before the model."""
@@ -37,6 +38,10 @@ class ForwardTimer(Protocol):
 
     def stop(self) -> None:
         """Call right after the model call has returned."""
+        ...
+
+    def stop_draw(self) -> None:
+        """Call when tokens have been drawn, which began at `stop`."""
         ...
 
     def take(self) -> list[StepTimes]:
@@ -49,23 +54,35 @@ class WallTimer:
 
     def __init__(self) -> None:
         self._step_id = -1
-        self._started = 0.0
-        self._known: list[StepTimes] = []
+        self._marks: list[float] = []  # start, stop, stop_draw
 
     def start(self, step_id: int) -> None:
         """See ForwardTimer."""
         self._step_id = step_id
-        self._started = time.perf_counter()
+        self._marks = [time.perf_counter()]
 
     def stop(self) -> None:
         """See ForwardTimer."""
-        seconds = time.perf_counter() - self._started
-        self._known.append(StepTimes(step_id=self._step_id, stage_seconds=[seconds]))
+        self._marks.append(time.perf_counter())
+
+    def stop_draw(self) -> None:
+        """See ForwardTimer."""
+        self._marks.append(time.perf_counter())
 
     def take(self) -> list[StepTimes]:
         """See ForwardTimer."""
-        known, self._known = self._known, []
-        return known
+        if not self._marks:
+            return []
+        started, stopped, *_ = self._marks
+        drawn = self._marks[-1]
+        self._marks = []
+        return [
+            StepTimes(
+                step_id=self._step_id,
+                stage_seconds=[stopped - started],
+                draw_seconds=drawn - stopped,
+            )
+        ]
 
 
 class TimedEvent(Protocol):
@@ -91,11 +108,18 @@ class _Marks:
         self.step_id = -1
         self.begin = make_event()
         self.end = make_event()
+        self.drawn = make_event()
+        self.has_drawn = False
+
+    def have_passed(self) -> bool:
+        """Whether the device is past the last of them, and so past all: they are on one stream."""
+        return self.drawn.query() if self.has_drawn else self.end.query()
 
     def times(self) -> StepTimes:
-        """To be asked once `end` has been passed: on one stream, `begin` has then been too."""
+        """To be asked once they have passed."""
         seconds = self.begin.elapsed_time(self.end) / _MILLISECONDS_PER_SECOND
-        return StepTimes(step_id=self.step_id, stage_seconds=[seconds])
+        draw = self.end.elapsed_time(self.drawn) / _MILLISECONDS_PER_SECOND if self.has_drawn else 0
+        return StepTimes(step_id=self.step_id, stage_seconds=[seconds], draw_seconds=draw)
 
 
 class EventTimer:
@@ -117,6 +141,7 @@ class EventTimer:
         if len(self._pending) < MAX_PENDING:
             self._running = self._spare.pop() if self._spare else _Marks(self._make_event)
             self._running.step_id = step_id
+            self._running.has_drawn = False
             self._running.begin.record()
 
     def stop(self) -> None:
@@ -125,10 +150,16 @@ class EventTimer:
             self._running.end.record()
             self._pending.append(self._running)
 
+    def stop_draw(self) -> None:
+        """See ForwardTimer."""
+        if self._running is not None:
+            self._running.drawn.record()
+            self._running.has_drawn = True
+
     def take(self) -> list[StepTimes]:
         """See ForwardTimer."""
         known = []
-        while self._pending and self._pending[0].end.query():
+        while self._pending and self._pending[0].have_passed():
             marks = self._pending.popleft()
             known.append(marks.times())
             self._spare.append(marks)

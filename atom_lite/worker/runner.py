@@ -224,6 +224,8 @@ class Runner:
         tokens, errors = self._draw(hidden, inputs, masks) if inputs.sampled else ([], [])
         spans = prompt_spans(plan, sequences)
         scores = score_spans(spans, self._table, hidden, self._decoder.logits) if spans else ()
+        if inputs.sampled or spans:
+            self._timer.stop_draw()
         return StageOutput(None, tokens, self._timer.take(), scores, errors)
 
     def hidden_layout(self, plan: StepPlan) -> tuple[tuple[int, int], torch.dtype]:

@@ -5,7 +5,9 @@ import pytest
 
 from atom_lite.chunking.background import Background
 from atom_lite.chunking.calibrator import (
+    LOOK_AGAIN_SAMPLES,
     MAX_BACK_OFF_SAMPLES,
+    REFIT_SAMPLES,
     REFRESH_DECODES,
     Calibrator,
     StepSample,
@@ -161,17 +163,36 @@ def test_noise_of_15_percent_installs_and_does_not_drift_all_day() -> None:
 
 def test_the_old_model_stays_while_a_drift_is_unresolved() -> None:
     machine = Machine(SERVED)
+    machine.prompts((1024, 2816) * 12)
+    old = machine.calibrator.models
+    machine.stages = (scaled(SERVED, 2.0),)
+    states = []
+    while machine.calibrator.models == old:
+        machine.step((Chunk(1024 * (len(states) % 8), 1024),))
+        states.append(machine.calibrator.state)
+    assert states.index("drifting") < 10
+    assert states.count("drifting") >= REFIT_SAMPLES - 1
+    assert states[-1] == "installed"
+    assert "drifted" not in machine.calibrator.reason
+
+
+def test_a_young_model_that_misfits_is_fitted_again_now_and_then_and_not_at_each_step() -> None:
+    machine = Machine(SERVED)
     machine.prompts((1024, 2816, 512))
-    model = machine.calibrator.models
+    assert machine.calibrator.state == "installed"
     machine.noise = 0.9  # nothing fits any more
-    machine.prompts([1024] * 3)
-    assert machine.calibrator.models == model or machine.calibrator.state == "installed"
-    assert machine.calibrator.models is not None
+    fits = machine.calibrator.num_installed + machine.calibrator.num_refused
+    num_steps = 20
+    for index in range(num_steps):
+        machine.step((Chunk(1024 * (index % 8), 1024),))
+    fits = machine.calibrator.num_installed + machine.calibrator.num_refused - fits
+    assert 1 <= fits <= num_steps // LOOK_AGAIN_SAMPLES
 
 
 def test_one_slow_stage_drifts_alone_and_is_found() -> None:
     machine = Machine(SERVED, SERVED, SERVED)
-    machine.prompts((1024, 2816, 1024, 2816))
+    machine.prompts((1024, 2816) * 3)
+    assert machine.calibrator.state == "installed"
     machine.stages = (SERVED, scaled(SERVED, 1.3), SERVED)
     machine.prompts((1024, 2816) * 6)
     assert machine.calibrator.models is not None
@@ -188,6 +209,28 @@ def test_decode_terms_come_from_decode_only_steps() -> None:
     (model,) = machine.calibrator.models
     assert model.decode_row_seconds == pytest.approx(0.001, rel=0.15)
     assert model.decode_context_seconds_per_token == pytest.approx(2e-7, rel=0.15)
+
+
+def test_drawing_counts_where_rows_decode_and_not_for_a_prompts_last_chunk() -> None:
+    machine = Machine(SERVED, noise=0.0)
+    plain = Machine(SERVED, noise=0.0)
+    for size in (1024, 2816, 512, 1024, 2816):
+        for chunk in fixed_chunks(8192, size):
+            seconds = (SERVED.chunk_seconds(*chunk),)
+            is_last = chunk.prefix_tokens + chunk.new_tokens == 8192
+            draw = 0.050 if is_last else 0.0
+            plain.calibrator.record(StepSample((chunk,), seconds))
+            machine.calibrator.record(StepSample((chunk,), seconds, draw_seconds=draw))
+    assert machine.calibrator.models == plain.calibrator.models
+    assert machine.calibrator.models is not None
+    for rows in (*range(1, 17),) * 5:
+        seconds = (SERVED.constant_seconds + 0.001 * rows,)
+        sample = StepSample((), seconds, rows, rows * 100, draw_seconds=0.002 * rows)
+        machine.calibrator.record(sample)
+    (model,) = machine.calibrator.models
+    assert model.predict((), decode_rows=8, decode_context_tokens=800) == pytest.approx(
+        SERVED.constant_seconds + 0.003 * 8, rel=0.02
+    )
 
 
 def test_decode_terms_are_brought_up_to_date_between_prompts() -> None:

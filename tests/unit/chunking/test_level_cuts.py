@@ -64,7 +64,7 @@ def test_the_best_of_all_cuts_is_found(peak_weight: float) -> None:
 
 
 def test_cuts_are_the_largest_that_keep_within_the_peak_from_the_end_on() -> None:
-    span, peak = Span(0, 20_000), KIMI.chunk_seconds(0, 1500)
+    span, peak = Span(0, 20_000), KIMI.chunk_seconds(0, 4000)
     sizes = cut_from_end(KIMI, span, peak, plan_limits(4096))
     begin = span.end
     for size in reversed(sizes[1:]):

@@ -4,9 +4,8 @@ import dataclasses
 
 import pytest
 
-from atom_lite.config import ChunkingConfig, Config, TransferConfig
+from atom_lite.config import SMOOTH_FACTOR_VARIABLE, ChunkingConfig, Config, TransferConfig
 from atom_lite.engine.chunking_policy import (
-    SMOOTH_VARIABLE,
     make_controller,
     policy_name,
     smooth_factor,
@@ -135,12 +134,12 @@ def test_a_decode_instance_turns_every_policy_off_with_a_warning(
 def test_smooth_factor_comes_from_flag_then_environment_then_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv(SMOOTH_VARIABLE, raising=False)
+    monkeypatch.delenv(SMOOTH_FACTOR_VARIABLE, raising=False)
     assert smooth_factor(Config()) == 0.75
-    monkeypatch.setenv(SMOOTH_VARIABLE, "0.5")
+    monkeypatch.setenv(SMOOTH_FACTOR_VARIABLE, "0.5")
     assert smooth_factor(Config()) == 0.5
     flag = Config(chunking=ChunkingConfig(dynamic_chunking_smooth_factor=1.0))
     assert smooth_factor(flag) == 1.0
-    monkeypatch.setenv(SMOOTH_VARIABLE, "2")
+    monkeypatch.setenv(SMOOTH_FACTOR_VARIABLE, "2")
     with pytest.raises(ConfigError, match="2: must be a number from 0 to 1"):
         smooth_factor(Config())

@@ -3,11 +3,12 @@ from __future__ import annotations
 import pytest
 
 from atom_lite.engine.occupancy import PipelineOccupancy
+from atom_lite.messages import StepTimes
 
 
 def finish(occupancy: PipelineOccupancy, step_id: int, seconds: list[float], now: float) -> None:
     """A step comes back and its time with it."""
-    occupancy.add(seconds)
+    occupancy.add(StepTimes(step_id=step_id, stage_seconds=seconds))
     occupancy.finish(step_id, now)
 
 
@@ -56,23 +57,25 @@ def test_a_bubble_never_shrinks() -> None:
     assert occupancy.busy_seconds == [5.0, 2.0]
 
 
-def test_steps_without_rows_count_nothing() -> None:
-    occupancy = PipelineOccupancy()
-    occupancy.finish(7, 50.0)
-    assert occupancy.busy_seconds == occupancy.bubble_seconds == []
-
-
 def test_a_time_that_is_known_late_is_busy_all_the_same() -> None:
     occupancy = PipelineOccupancy()
     for step_id in range(3):
         occupancy.start(step_id, 2.0 * step_id)
         if step_id > 0:
-            occupancy.add([1.0, 2.0])
+            occupancy.add(StepTimes(step_id=step_id - 1, stage_seconds=[1.0, 2.0]))
         occupancy.finish(step_id, 2.0 * step_id + 2.0)
     assert occupancy.busy_seconds == [2.0, 4.0]
-    occupancy.add([1.0, 2.0])
+    occupancy.add(StepTimes(step_id=2, stage_seconds=[1.0, 2.0]))
     occupancy.start(3, 100.0)
-    occupancy.add([1.0, 2.0])
-    occupancy.finish(3, 102.0)
+    finish(occupancy, 3, [1.0, 2.0], 102.0)
     assert occupancy.busy_seconds == [4.0, 8.0]
     assert occupancy.bubble_seconds == [4.0, 2.0]
+
+
+def test_the_last_stage_is_busy_with_drawing_too() -> None:
+    occupancy = PipelineOccupancy()
+    occupancy.start(0, 0.0)
+    occupancy.add(StepTimes(step_id=0, stage_seconds=[1.0, 2.0], draw_seconds=0.5))
+    occupancy.finish(0, 4.0)
+    assert occupancy.busy_seconds == [1.0, 2.5]
+    assert occupancy.bubble_seconds == [3.0, 1.5]

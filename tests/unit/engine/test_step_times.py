@@ -43,3 +43,10 @@ def test_one_stage_alone_is_all_stages() -> None:
     stages = TimesByStage(1)
     stages.put(0, times((4, 0.5)))
     assert stages.take() == times((4, 0.5))
+
+
+def test_what_the_last_stage_takes_to_draw_stays_apart() -> None:
+    stages = TimesByStage(2)
+    stages.put(1, [StepTimes(step_id=0, stage_seconds=[0.2], draw_seconds=0.05)])
+    stages.put(0, times((0, 0.1)))
+    assert stages.take() == [StepTimes(step_id=0, stage_seconds=[0.1, 0.2], draw_seconds=0.05)]

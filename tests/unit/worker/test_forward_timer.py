@@ -34,6 +34,19 @@ def test_on_a_cpu_a_time_is_known_as_soon_as_the_model_returns():
     assert [times.step_id for times in timer.take()] == [1]
 
 
+def test_drawing_is_timed_apart_from_the_layers():
+    timer = WallTimer()
+    timer.start(1)
+    timer.stop()
+    before = time.perf_counter()
+    timer.stop_draw()
+    (known,) = timer.take()
+    assert 0.0 < known.draw_seconds < time.perf_counter() - before + known.draw_seconds
+    timer.start(2)
+    timer.stop()
+    assert timer.take()[0].draw_seconds == 0.0
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_event_timer_measures_what_lies_between_start_and_stop():
@@ -92,6 +105,21 @@ def test_atom_37_at_most_eight_timings_are_pending_and_the_next_step_goes_untime
     assert [times.step_id for times in timer.take()] == [20]
 
 
+def test_a_time_is_known_once_the_drawing_has_passed_too():
+    device = Device()
+    timer = EventTimer(device.make_event)
+    run_steps(timer, 1)
+    timer.stop_draw()
+    device.num_passed = 2  # the layers have been passed
+    assert timer.take() == []
+    device.num_passed = 3
+    (known,) = timer.take()
+    assert (known.stage_seconds, known.draw_seconds) == ([0.125], 0.125)
+    run_steps(timer, 2)
+    device.num_passed = device.num_recorded
+    assert timer.take()[0].draw_seconds == 0.0
+
+
 def test_events_are_used_again():
     device = Device()
     timer = EventTimer(device.make_event)
@@ -99,7 +127,7 @@ def test_events_are_used_again():
         run_steps(timer, step_id)
         device.num_passed = device.num_recorded
         assert [times.step_id for times in timer.take()] == [step_id]
-    assert len(device.events) == 2
+    assert len(device.events) == 3
 
 
 def test_cpu_gets_the_wall_timer():

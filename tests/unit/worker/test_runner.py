@@ -236,6 +236,7 @@ def test_decodes_and_a_chunk_share_a_step(runner):
     assert times.step_id == result.step_id
     assert len(times.stage_seconds) == 1
     assert times.stage_seconds[0] > 0.0
+    assert times.draw_seconds > 0.0
     head.run(drops=[(1, 0), (2, 0)])
 
 

@@ -16,7 +16,7 @@ The best are then changed tile by tile (`neighbour_cuts`): of short prompts noth
 Fixed sizes are candidates too, so that no plan is predicted worse than a power of two.
 
 Pure; runs in the head process, but not on the thread that feeds a stage. Measured on one core of a
-Zen 3 (`benchmarks/planning_cost.py`): 1 to 5 ms for equal stages, 1 to 18 ms for uneven ones, less
+Zen 3 (`benchmarks/planning_cost.py`): at most 5 ms for equal stages, 21 ms for uneven ones, less
 than 0.7 % of the predicted time to first token.
 """
 

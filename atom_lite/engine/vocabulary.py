@@ -31,4 +31,4 @@ def read_vocabulary(config: Config) -> Vocabulary:
     override = None if model.tokenizer is None else Path(model.tokenizer)
     tokenizer = Tokenizer.from_checkpoint(checkpoint.path, override=override)
     spec = load_spec(checkpoint)
-    return Vocabulary(tokenizer.vocabulary(spec.vocab_size), spec.eos_token_ids)
+    return Vocabulary(tuple(tokenizer.vocabulary(spec.vocab_size)), spec.eos_token_ids)

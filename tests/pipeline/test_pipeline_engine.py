@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 import signal
 import threading
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ from atom_lite.engine.head import Head
 from atom_lite.engine.in_process import Engine
 from atom_lite.engine.limits import scheduler_limits
 from atom_lite.engine.start import start_executor
+from atom_lite.engine.vocabulary import read_vocabulary
 from atom_lite.errors import ConfigError
 from atom_lite.ipc.link import QueueLink
 from atom_lite.messages import (
@@ -37,7 +39,8 @@ from atom_lite.messages import (
     SubmitSequence,
 )
 from atom_lite.scheduler.scheduler import Scheduler
-from tests.pipeline.tiny_run import SHAPES, outputs, requests, tiny_config
+from tests.fakes.grammars import text_of
+from tests.pipeline.tiny_run import FORMS, SHAPES, outputs, requests, tiny_config
 
 if TYPE_CHECKING:
     from atom_lite.chunking.calibrator import StepSample
@@ -82,6 +85,21 @@ def test_shaped_sequences_keep_to_their_options(expected: list[list[int]]) -> No
         strays[bool(sampling.bad_words)] += len(words) + len(others)
     assert strays[True] == 0
     assert strays[False] > 0
+
+
+def test_a_sequence_alone_gets_the_tokens_that_it_gets_in_a_batch(
+    config: Config, expected: list[list[int]]
+) -> None:
+    assert outputs(config, one_by_one=True) == expected
+
+
+def test_outputs_keep_to_their_grammars(config: Config, expected: list[list[int]]) -> None:
+    vocabulary = read_vocabulary(config)
+    texts = [text_of(vocabulary, tokens).decode() for tokens in expected]
+    for index, pattern in enumerate((r"\[[-\d,\s]*\]?", r"([a-c]{2} ?)*[a-c]?", "yes|no", r"\{.*")):
+        for text in texts[2 * index + 1 :: 2 * len(FORMS)]:
+            assert re.fullmatch(pattern, text, re.DOTALL), (pattern, text)
+    assert len(set(texts[1::2])) > 4
 
 
 def test_a_killed_stage_ends_every_sequence_with_an_error(config: Config) -> None:
@@ -187,7 +205,7 @@ def test_aborts_at_any_point_of_a_prompt_leave_the_tokens_of_others(
     config: Config, expected: list[list[int]], policy: str
 ) -> None:
     """Short companions tell how far the long prompts are; chunks of these are in flight then."""
-    long, (prompt, sampling) = [7] * 80, requests()[3]
+    long, (prompt, sampling) = [7] * 80, requests()[2]
     chunking = ChunkingConfig(
         enable_dynamic_chunking=True,
         dynamic_chunking_policy=policy,
@@ -202,7 +220,7 @@ def test_aborts_at_any_point_of_a_prompt_leave_the_tokens_of_others(
             companion = engine.submit(prompt, sampling, cache_salt=salt)
             for sequence_id in ids:
                 engine.abort(sequence_id)
-            assert engine.collect(companion) == expected[3]
+            assert engine.collect(companion) == expected[2]
             for sequence_id in ids:
                 *_, end = engine.events(sequence_id)
                 assert isinstance(end, SequenceFinished)

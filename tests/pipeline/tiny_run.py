@@ -6,14 +6,20 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from atom_lite.config import CacheConfig, Config, ModelConfig, SchedulerConfig
 from atom_lite.engine.in_process import Engine
+from atom_lite.engine.vocabulary import read_vocabulary
 from atom_lite.messages import SamplingParams
+from atom_lite.text.byte_alphabet import spell
+from tests.fakes.grammars import make_grammar
 from tests.unit.models.tiny_models import CONFIGS, make_model, save
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from atom_lite.messages import Grammar
 
 SHAPES: dict[str, Any] = {
     "presence_penalty": 1.0,
@@ -26,9 +32,19 @@ SHAPES: dict[str, Any] = {
 }
 
 
+# What the outputs of some requests must look like; longer than most get.
+FORMS: list[tuple[str, Any]] = [
+    ("json_schema", {"type": "array", "items": {"type": "integer"}, "minItems": 3}),
+    ("regex", "([a-c]{2} ){2,9}"),
+    ("choice", ["yes", "no"]),
+    ("json_schema", {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}),
+]
+
+
 def tiny_config(path: Path) -> Config:
-    """Its config, with the checkpoint saved at `path`."""
+    """Its config, with the checkpoint and a tokenizer saved at `path`."""
     save(make_model(CONFIGS["llama-tied-llama3-rope"]), path)
+    save_letters(path / "tokenizer.json")
     return Config(
         model=ModelConfig(model=str(path), dtype="float32", threads=1),
         cache=CacheConfig(block_size=4, num_gpu_blocks_override=120),
@@ -55,10 +71,34 @@ def requests() -> list[tuple[list[int], SamplingParams]]:
     return made
 
 
-def outputs(config: Config) -> list[list[int]]:
+def save_letters(path: Path) -> None:
+    """A tokenizer of 96 tokens: three control tokens, then one for each of 93 ASCII characters."""
+    controls = ("<unk>", "<s>", "</s>")
+    letters = [spell(bytes([code])) for code in range(0x20, 0x7F) if chr(code) not in "`~"]
+    tokens = {token: index for index, token in enumerate([*controls, *letters])}
+    tokenizer = Tokenizer(models.BPE(vocab=tokens, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in controls])
+    tokenizer.save(str(path))
+
+
+def grammars(config: Config, count: int) -> list[Grammar | None]:
+    """A grammar for every other request, in turn."""
+    vocabulary = read_vocabulary(config)
+    made = [make_grammar(vocabulary, kind, content) for kind, content in FORMS]
+    return [made[index // 2 % len(made)] if index % 2 else None for index in range(count)]
+
+
+def outputs(config: Config, *, one_by_one: bool = False) -> list[list[int]]:
+    work = requests()
     with Engine(config) as engine:
-        ids = [engine.submit(prompt, sampling) for prompt, sampling in requests()]
-        tokens = [engine.collect(sequence_id) for sequence_id in ids]
+        tokens = []
+        ids: list[int] = []
+        for (prompt, sampling), grammar in zip(work, grammars(config, len(work)), strict=True):
+            ids.append(engine.submit(prompt, sampling, grammar=grammar))
+            if one_by_one:
+                tokens.append(engine.collect(ids.pop()))
+        tokens += [engine.collect(sequence_id) for sequence_id in ids]
         engine.scheduler.check_integrity()
         assert engine.scheduler.stats().kv_usage == 0
     return tokens

@@ -40,7 +40,7 @@ class ContextLimits:
             room: tokens that the output asks for.
 
         Raises:
-            RequestError: more tokens are to be kept than can be served.
+            RequestError: more tokens are to be kept than can be served, or none.
         """
         kept = body.truncate_prompt_tokens
         if kept is None:
@@ -53,6 +53,12 @@ class ContextLimits:
                 param="truncate_prompt_tokens",
             )
         kept = most if kept < 0 else kept
+        if kept == 0:
+            raise RequestError(
+                f"'truncate_prompt_tokens' = {body.truncate_prompt_tokens} leaves no token of the "
+                f"prompt beside {room} of output",
+                param="truncate_prompt_tokens",
+            )
         ids = prompt.token_ids
         if len(ids) <= kept:
             return prompt

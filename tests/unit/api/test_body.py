@@ -132,6 +132,17 @@ def test_a_text_that_cannot_fit_is_refused_without_being_encoded(tokenizer, monk
     run(scenario())
 
 
+def test_a_prompt_of_which_nothing_is_kept_is_the_truncation_s_fault(tokenizer):
+    async def scenario():
+        async with in_memory(saying("x"), tokenizer) as served:
+            for fields in ({"truncate_prompt_tokens": 0}, {"truncate_prompt_tokens": -1}):
+                answer = await served.complete(**fields, max_tokens=256)
+                assert answer.status_code == 400
+                assert answer.json()["error"]["param"] == "truncate_prompt_tokens"
+
+    run(scenario())
+
+
 def test_a_long_text_that_is_cut_or_counted_need_not_fit(tokenizer):
     async def scenario():
         async with in_memory(saying("x"), tokenizer) as served:

@@ -439,7 +439,7 @@ def test_minus_one_keeps_what_the_context_leaves_beside_the_output(tokenizer):
             assert answer.json()["usage"]["prompt_tokens"] == 255
             assert (await served.complete(prompt=long, max_tokens=56)).status_code == 400
             empty = await served.complete(truncate_prompt_tokens=0)
-            assert empty.json()["error"]["param"] == "prompt"
+            assert empty.json()["error"]["param"] == "truncate_prompt_tokens"
 
     run(scenario())
 

@@ -347,11 +347,15 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowError(msgspec.Struct, frozen=True, array_like=True):
-    """Why a sequence ends instead of getting the token that it was to get."""
+    """Why a sequence ends instead of getting the token that it was to get.
+
+    `status` is the HTTP status: 400 where the request asked for what cannot be done.
+    """
 
     sequence_id: int
     epoch: int
     message: str
+    status: int = 500
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from atom_lite.errors import EngineError
 
 if TYPE_CHECKING:
-    from atom_lite.messages import SampledToken, StepResult
+    from atom_lite.messages import RowError, SampledToken, StepResult
     from atom_lite.scheduler.sequence import Sequence
 
 
@@ -156,9 +156,9 @@ def tokens_that_count(
     return tokens
 
 
-def errors_that_count(flight: Flight, result: StepResult) -> list[tuple[Sequence, str]]:
+def errors_that_count(flight: Flight, result: StepResult) -> list[tuple[Sequence, RowError]]:
     """The sequences of a landed flight that got an error in the place of the awaited token."""
-    failed = {(error.sequence_id, error.epoch): error.message for error in result.errors}
+    failed = {(error.sequence_id, error.epoch): error for error in result.errors}
     if not failed:
         return []
     return [

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from atom_lite.chunking.planners.fixed import FixedPlanner
 from atom_lite.chunking.report import ChunkReport
 from atom_lite.errors import EngineError, RequestError
@@ -196,8 +198,9 @@ class Scheduler:
         flight = self._in_flight.land(result)
         self._count(flight)
         events: list[SequenceEvent] = [*prompt_scores_that_count(flight, result)]
-        for sequence, message in errors_that_count(flight, result):
-            events.append(self._finish(sequence, "error", now, error=message))
+        for sequence, error in errors_that_count(flight, result):
+            end = self._finish(sequence, "error", now, error=error.message)
+            events.append(msgspec.structs.replace(end, error_status=error.status))
         for sequence, token in tokens_that_count(flight, result):
             if token is None:
                 events.append(self._finish(sequence, "length", now))

@@ -69,9 +69,9 @@ class StepMasks(NamedTuple):
     """The masks of one step, being filled while the layers run."""
 
     masks: NDArray[np.int32]
-    job: Future[dict[int, str]]
+    job: Future[dict[int, GrammarError]]
 
-    def apply(self, logits: Tensor) -> dict[int, str]:
+    def apply(self, logits: Tensor) -> dict[int, GrammarError]:
         """Wait for the masks, and forbid what they forbid.
 
         Args:
@@ -138,14 +138,16 @@ class GrammarMasks:
         masks = full_masks(len(sampled), self._vocab_size)
         return StepMasks(masks, self._filler.submit(self._fill, masks, work))
 
-    def _fill(self, masks: NDArray[np.int32], work: list[_Work]) -> dict[int, str]:
+    def _fill(self, masks: NDArray[np.int32], work: list[_Work]) -> dict[int, GrammarError]:
         errors = {}
         for row, follower, token_ids in work:
             try:
                 self._fill_row(follower.result(), token_ids, masks, row)
             except Exception as error:  # noqa: BLE001  of two libraries; it ends this sequence alone
-                errors[row] = f"the output cannot follow its grammar: {error}"
-                logger.warning("A sequence ends: %s", errors[row])
+                status = error.status if isinstance(error, GrammarError) else 500
+                reason = f"the output cannot follow its grammar: {error}"
+                errors[row] = GrammarError(reason, status=status)
+                logger.warning("A sequence ends: %s", reason)
                 masks[row] = -1
         return errors
 
@@ -153,14 +155,15 @@ class GrammarMasks:
         self, follower: Follower, token_ids: list[int], masks: NDArray[np.int32], row: int
     ) -> None:
         if follower.grammar.failure is not None:
-            raise GrammarError(follower.grammar.failure)
+            raise follower.grammar.failure.with_traceback(None)
         started = time.thread_time()
         follower.advance(token_ids)
         follower.fill(masks, row)
         seconds = time.thread_time() - started
         if seconds > self._mask_seconds:
-            follower.grammar.failure = (
+            follower.grammar.failure = GrammarError(
                 f"to find the tokens that it allows took {seconds:.2f} s, at most "
-                f"{self._mask_seconds:g} s are given"
+                f"{self._mask_seconds:g} s are given",
+                status=400,
             )
-            raise GrammarError(follower.grammar.failure)
+            raise follower.grammar.failure

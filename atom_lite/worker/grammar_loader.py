@@ -52,7 +52,7 @@ class CachedGrammar:
     num_bytes: int
     eos_token_ids: tuple[int, ...] = ()
     template: Template | None = None
-    failure: str | None = None
+    failure: GrammarError | None = None
 
 
 class Follower:
@@ -60,7 +60,7 @@ class Follower:
 
     def __init__(self, grammar: CachedGrammar) -> None:
         if grammar.failure is not None:
-            raise GrammarError(grammar.failure)
+            raise grammar.failure.with_traceback(None)
         assert grammar.template is not None
         self.grammar = grammar
         self._matcher: Matcher = grammar.template.matcher()
@@ -92,7 +92,7 @@ class Follower:
         else:
             self._matcher.fill(masks, row)
         if not masks[row].any():
-            raise GrammarError("no token of the vocabulary goes on with the grammar")
+            raise GrammarError("no token of the vocabulary goes on with it", status=400)
 
 
 class GrammarLoader:
@@ -142,7 +142,7 @@ class GrammarLoader:
             cached.eos_token_ids = templates.eos_token_ids
             cached.template = templates.load(grammar)
         except Exception as error:  # noqa: BLE001  of two libraries; it fails this grammar alone
-            cached.failure = f"its grammar cannot be used: {error}"
+            cached.failure = GrammarError(f"it cannot be used: {error}")
         return cached
 
     def _evict(self) -> None:

@@ -33,7 +33,17 @@ if TYPE_CHECKING:
 
 
 class GrammarError(EngineError):
-    """One sequence cannot go on under its grammar; the sequence ends with it, the others go on."""
+    """One sequence cannot go on under its grammar; the sequence ends with it, the others go on.
+
+    Args:
+        message: why.
+        status: HTTP status for the client: 400 where what it asks for cannot be done (only tokens
+            that this vocabulary lacks would go on, or finding them costs too much), else 500.
+    """
+
+    def __init__(self, message: str, *, status: int = 500) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Matcher(Protocol):
@@ -139,7 +149,7 @@ class _GuidanceTemplate:
         from llguidance import LLMatcher
 
         self._first = LLMatcher(tokenizer, compiled.decode(), log_level=0)
-        _check(self._first)
+        _check(self._first, status=500)
 
     def matcher(self) -> Matcher:
         """See Template."""
@@ -155,17 +165,18 @@ class _GuidanceMatcher:
     def accept(self, token_id: int) -> None:
         """See Matcher."""
         self._matcher.consume_token(token_id)
-        _check(self._matcher)
+        _check(self._matcher, status=500)
 
     def fill(self, masks: NDArray[np.int32], row: int) -> None:
         """See Matcher."""
         mask = masks[row]
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        _check(self._matcher)
+        # Its limits, or a grammar that only bytes outside the vocabulary would go on with.
+        _check(self._matcher, status=400)
 
 
-def _check(matcher: LLMatcher) -> None:
+def _check(matcher: LLMatcher, *, status: int) -> None:
     """Raise GrammarError if it failed: the library raises nothing, and then allows EOS alone."""
     if matcher.is_error():
         reason = matcher.get_error().split("\n", 1)[0]
-        raise GrammarError(f"llguidance gives the grammar up: {reason}")
+        raise GrammarError(f"llguidance gives the grammar up: {reason}", status=status)

@@ -271,8 +271,10 @@ class Runner:
             if index not in failures
         ]
         errors = [
-            RowError(sequences[index].sequence_id, sequences[index].epoch, reason)
-            for index, reason in failures.items()
+            RowError(
+                sequences[index].sequence_id, sequences[index].epoch, str(failure), failure.status
+            )
+            for index, failure in failures.items()
         ]
         return tokens, errors
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from atom_lite.messages import Grammar, RowError, StepPlan, StepResult
 from atom_lite.scheduler.scheduler import Scheduler
@@ -17,24 +18,25 @@ from tests.fakes.scheduler_inputs import (
 )
 
 
-def failing(plan: StepPlan, sequence_id: int, *, epoch: int = 0) -> StepResult:
+def failing(plan: StepPlan, sequence_id: int, *, epoch: int = 0, status: int = 500) -> StepResult:
     """The answer of a plan, but for one sequence whose row failed."""
     tokens = [t for t in answer(plan).tokens if t.sequence_id != sequence_id]
-    error = RowError(sequence_id, epoch, "no such token")
+    error = RowError(sequence_id, epoch, "no such token", status)
     return StepResult(step_id=plan.step_id, tokens=tokens, errors=[error])
 
 
-def test_the_sequence_ends_with_status_500_and_the_others_go_on() -> None:
+@pytest.mark.parametrize("status", [400, 500])
+def test_the_sequence_ends_with_the_errors_status_and_the_others_go_on(status: int) -> None:
     scheduler = Scheduler(make_limits())
     for sequence_id in (1, 2):
         scheduler.submit(make_submission(sequence_id, 5), 0.0)
     run_step(scheduler)
     plan = scheduler.schedule(0.0)
     assert plan is not None
-    events = scheduler.commit(failing(plan, 1), 0.0)
+    events = scheduler.commit(failing(plan, 1, status=status), 0.0)
     scheduler.check_integrity()
     end = finished(events)[1]
-    assert (end.reason, end.error, end.error_status) == ("error", "no such token", 500)
+    assert (end.reason, end.error, end.error_status) == ("error", "no such token", status)
     assert end.num_output_tokens == 1
     assert output_tokens(events) == {2: [7]}
     assert finished(run_until_idle(scheduler))[2].reason == "length"

@@ -73,8 +73,11 @@ class Stage:
         masks = self.masks.begin(sampled, self.table)
         logits = torch.zeros(len(rows), V)
         errors = {} if masks is None else masks.apply(logits)
+        self.statuses = [error.status for error in errors.values()]
         return [
-            errors.get(index) or set(np.flatnonzero(logits[index].isfinite().numpy()).tolist())
+            str(errors[index])
+            if index in errors
+            else set(np.flatnonzero(logits[index].isfinite().numpy()).tolist())
             for index in range(len(rows))
         ]
 
@@ -161,6 +164,7 @@ def test_a_refused_token_ends_its_sequence_and_no_other(loader, backend):
     stage.step(starts=[start_of(key, YES_OR_NO[backend]) for key in (1, 2)])
     broken, other = stage.step(decodes={1: NO + 1, 2: Y})
     assert "cannot follow its grammar" in broken
+    assert stage.statuses == [500]
     assert other == {E}
     assert stage.step(drops=[(1, 0)], decodes={2: E}) == [{S}]
 
@@ -205,6 +209,16 @@ def test_a_dead_end_of_the_vocabulary_is_an_error_and_no_empty_mask(loader):
     assert stage.step(starts=[start_of(1, grammar)]) == [{Y}]
     (error,) = stage.step(decodes={1: Y})
     assert "no token" in error
+    assert stage.statuses == [400]
+
+
+def test_a_library_that_gives_up_for_want_of_tokens_blames_the_request(loader):
+    grammar = make_grammar(VOCABULARY, "regex", "y[\u00e9-\u00eb]", backend="guidance")
+    stage = Stage(loader)
+    assert stage.step(starts=[start_of(1, grammar)]) == [{Y}]
+    (error,) = stage.step(decodes={1: Y})
+    assert "gives the grammar up" in error
+    assert stage.statuses == [400]
 
 
 class SlowMatcher:
@@ -241,6 +255,7 @@ def test_a_grammar_whose_masks_take_too_long_is_refused_from_then_on(loader):
     slow.seconds = 0.03
     errors = stage.step(decodes={1: 20, 2: 20})
     assert all("0.02 s are given" in error for error in errors)
+    assert stage.statuses == [400, 400]
     slow.seconds = 0.0
     assert "0.02 s are given" in stage.step(starts=[start_of(3, grammar)])[0]
     assert len(slow.threads) == 1

@@ -33,7 +33,7 @@ LIST_SCHEMA = {
 RUNNING_REGEX = "([A-Za-z]+[ ,.]){1000}"
 
 BIASED_IDS = range(400, 700)
-ALLOWED_IDS = range(300, 8300)
+ALLOWED_IDS = range(300, 2300)
 BAD_WORDS = ("very", "indeed", "on the other hand", "as a language model", "in conclusion")
 
 

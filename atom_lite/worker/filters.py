@@ -109,6 +109,7 @@ def draw_from_nucleus(logits: BlockedLogits, parameters: RowParameters) -> Tenso
     for row in is_wide.nonzero().flatten().tolist():
         tokens[row] = _draw_from_wide_nucleus(
             all_weights[row].flatten().cpu().numpy(),
+            total=float(totals[row]),
             needed=float(needed[row]),
             min_p=float(parameters.min_p[row]),
             uniform=float(parameters.uniform[row]),
@@ -117,19 +118,20 @@ def draw_from_nucleus(logits: BlockedLogits, parameters: RowParameters) -> Tenso
 
 
 def _draw_from_wide_nucleus(
-    weights: NDArray[np.float32], *, needed: float, min_p: float, uniform: float
+    weights: NDArray[np.float32], *, total: float, needed: float, min_p: float, uniform: float
 ) -> int:
     """Draw from the smallest set of likeliest ids that together weigh at least `needed`.
 
     Args:
         weights: [V] of one row, the largest is 1.
+        total: their sum.
         needed: weight that top_p asks for, less than the sum.
         min_p: least weight of an id that may be drawn.
         uniform: in [0, 1).
     """
     # Ids this light cannot be in the nucleus: all of them together weigh less than what it leaves.
-    spare = float(weights.sum(dtype=np.float64)) - needed
-    ids = np.flatnonzero(weights > SPARE_SHARE * spare / len(weights))
+    least_of_nucleus = SPARE_SHARE * (total - needed) / len(weights)
+    ids = np.flatnonzero(weights >= max(np.float32(min_p), np.float32(least_of_nucleus)))
     weights = weights[ids]
     ranked = np.sort(weights)[::-1]
     num_kept = int(np.searchsorted(np.cumsum(ranked, dtype=np.float64), needed)) + 1
@@ -138,7 +140,6 @@ def _draw_from_wide_nucleus(
     num_excess = int(np.count_nonzero(kept)) - num_kept
     if num_excess > 0:  # of the ids that tie for the last place, the lowest stay
         kept[np.flatnonzero(weights == least)[-num_excess:]] = False
-    kept &= weights >= min_p
     cumulative = np.cumsum(np.where(kept, weights, 0.0), dtype=np.float64)
     return int(ids[np.searchsorted(cumulative, uniform * cumulative[-1], side="right")])
 

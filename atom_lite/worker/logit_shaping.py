@@ -19,6 +19,11 @@ How: only the logits concerned are read and written, those of all rows at once, 
 memory, so either layout will do (`blocked_logits`) and a row pays for its own options. Nothing here
 waits for a device.
 
+Measured (one core of an AMD Zen 3 beside other work, CPU milliseconds for 32 rows of 49152 ids, on
+top of plain sampling's 5.0): penalties over 1000-token prompts 1.3, over 8000 of all different ids
+4; 300 biases 0.5; 5000 allowed ids 1.6, 25000 2.7; 50 bad words of one id and 200 of two 0.7;
+min_tokens 0.6; all of it 3.6. Counting the token that a step brought takes 0.4 more.
+
 Runs on the last stage, ahead of the draw. Must not keep state: a row's comes with its Draw.
 
 Shapes: R rows, V vocabulary, C cells (places in [R, V]; grouped by row).

@@ -36,7 +36,7 @@ def runner() -> Runner:
 
 @pytest.fixture(scope="module")
 def prompts(smollm2_gguf: Path) -> list[list[int]]:
-    return make_prompts(Tokenizer.from_checkpoint(smollm2_gguf), 12, 200)
+    return make_prompts(Tokenizer.from_checkpoint(smollm2_gguf), 6, 200)
 
 
 def sampling(**more: Any) -> SamplingParams:
@@ -54,7 +54,7 @@ def check(model: Any, prompts: list[list[int]], reports: list[Report]) -> None:
         assert_is_the_models(model, prompt, report)
 
 
-@pytest.mark.parametrize("budget", [17, 100, 512])
+@pytest.mark.parametrize("budget", [17, 512])
 def test_numbers_equal_the_oracles_for_any_chunk_budget(
     runner: Runner, smollm2_oracle: Any, prompts: list[list[int]], budget: int
 ) -> None:

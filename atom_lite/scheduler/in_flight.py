@@ -70,6 +70,11 @@ class Flight(NamedTuple):
     rows: list[FlightRow]
     acknowledge: bool = True  # only the last stage's result retires it
 
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens of prompts, and of outputs that are computed again."""
+        return sum(row.num_tokens for row in self.rows if not row.is_decode)
+
 
 class InFlight:
     """The steps whose results have not come home, oldest first."""

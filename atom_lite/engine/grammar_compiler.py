@@ -18,8 +18,8 @@ import json
 from typing import TYPE_CHECKING, Literal
 
 from atom_lite.engine.grammar_guidance import GuidanceBackend
-from atom_lite.engine.grammar_schema import Schema, beyond_xgrammar, prepare_schema
-from atom_lite.engine.grammar_xgrammar import TooLargeError, XgrammarBackend
+from atom_lite.engine.grammar_schema import prepare_schema
+from atom_lite.engine.grammar_xgrammar import NotForXgrammarError, XgrammarBackend
 from atom_lite.errors import RequestError
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     Compiled: TypeAlias = "tuple[Literal['xgrammar', 'guidance'], bytes]"
 
-# Read in about 6 ms by the thread that runs the model, while all streams wait. What is longer than
-# so many characters will be larger, and is not tried.
+# Read in about 6 ms, for which a step of the last stage may have to wait, and all streams with it.
+# What is longer than so many characters will be larger, and is not tried.
 MAX_XGRAMMAR_BYTES_IF_AUTO = 128 * 1024
 MAX_XGRAMMAR_CHARS_IF_AUTO = 1024
 # About 100 ms, which an operator who insists on xgrammar accepts.
@@ -74,36 +74,24 @@ class GrammarCompiler:
 
     def _json_schema(self, spec: GrammarSpec) -> Compiled:
         schema = prepare_schema(spec.text, close_objects=spec.close_objects)
-        return self._first_fit(
-            lambda backend: backend.json_schema(schema, spec),
-            lambda backend: backend.json_schema(schema, spec),
-            try_xgrammar=_is_short(spec) and _is_plain(schema, spec),
-        )
+        return self._first_fit(spec, lambda backend: backend.json_schema(schema, spec))
 
     def _choice(self, spec: GrammarSpec) -> Compiled:
         choices: list[str] = json.loads(spec.text)
-        return self._first_fit(
-            lambda backend: backend.choice(choices),
-            lambda backend: backend.choice(choices),
-            try_xgrammar=_is_short(spec),
-        )
+        return self._first_fit(spec, lambda backend: backend.choice(choices))
 
     def _first_fit(
-        self,
-        by_xgrammar: Callable[[XgrammarBackend], bytes],
-        by_guidance: Callable[[GuidanceBackend], bytes],
-        *,
-        try_xgrammar: bool,
+        self, spec: GrammarSpec, compile_by: Callable[[XgrammarBackend | GuidanceBackend], bytes]
     ) -> Compiled:
         if self._guidance is None:
             assert self._xgrammar is not None
-            return "xgrammar", by_xgrammar(self._xgrammar)
-        if self._xgrammar is not None and try_xgrammar:
+            return "xgrammar", compile_by(self._xgrammar)
+        if self._xgrammar is not None and len(spec.text) <= MAX_XGRAMMAR_CHARS_IF_AUTO:
             try:
-                return "xgrammar", by_xgrammar(self._xgrammar)
-            except TooLargeError:
-                pass  # for xgrammar; the other one has its own limit
-        return "guidance", by_guidance(self._guidance)
+                return "xgrammar", compile_by(self._xgrammar)
+            except NotForXgrammarError:
+                pass  # the other one has its own limits
+        return "guidance", compile_by(self._guidance)
 
     def _regex(self, pattern: str) -> Compiled:
         if self._guidance is not None:
@@ -121,11 +109,3 @@ class GrammarCompiler:
         if self._xgrammar is None:
             raise RequestError(f"{what} needs --structured-outputs-backend auto or xgrammar")
         return self._xgrammar
-
-
-def _is_short(spec: GrammarSpec) -> bool:
-    return len(spec.text) <= MAX_XGRAMMAR_CHARS_IF_AUTO
-
-
-def _is_plain(schema: Schema, spec: GrammarSpec) -> bool:
-    return spec.whitespace_pattern is None and beyond_xgrammar(schema) is None

@@ -106,9 +106,9 @@ def beyond_xgrammar(schema: Schema) -> str | None:
     return _beyond(schema, "#", frozenset({"#", *names}))
 
 
-def refuse(place: str, problem: str) -> NoReturn:
+def refuse(place: str, problem: str, error: type[RequestError] = RequestError) -> NoReturn:
     """Raise the 400 for one place of a schema."""
-    raise RequestError(f"the JSON schema at {place}: {problem}")
+    raise error(f"the JSON schema at {place}: {problem}")
 
 
 def _parse(text: str) -> Any:

@@ -37,8 +37,8 @@ _SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Check failed: \(.*?\) is fa
 _STDERR = 2
 
 
-class TooLargeError(RequestError):
-    """What xgrammar made of it would hold up the last stage for too long."""
+class NotForXgrammarError(RequestError):
+    """Not exact with xgrammar, or too large for the last stage; llguidance may do it."""
 
 
 def load_xgrammar_alone() -> None:
@@ -88,9 +88,9 @@ class XgrammarBackend:
     def json_schema(self, schema: Schema, spec: GrammarSpec) -> bytes:
         """JSON that a prepared schema allows."""
         if (place := beyond_xgrammar(schema)) is not None:
-            refuse(place, "this is not supported by xgrammar")
+            refuse(place, "this is not supported by xgrammar", NotForXgrammarError)
         if spec.whitespace_pattern is not None:
-            raise RequestError("'whitespace_pattern' is not supported by xgrammar")
+            raise NotForXgrammarError("'whitespace_pattern' is not supported by xgrammar")
         return self._compiled(
             lambda: self._compiler.compile_json_schema(
                 json.dumps(schema),
@@ -136,7 +136,7 @@ class XgrammarBackend:
             raise RequestError("it allows no output at all")
         data: bytes = text.encode()
         if len(data) > self._max_bytes:
-            raise TooLargeError(
+            raise NotForXgrammarError(
                 f"it is too large: compiled it has {len(data)} bytes, at most {self._max_bytes}"
             )
         return data

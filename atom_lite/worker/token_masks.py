@@ -38,12 +38,6 @@ def allow_only(masks: NDArray[np.int32], row: int, token_ids: tuple[int, ...]) -
         words[token_id // WORD_BITS] |= np.uint32(1 << token_id % WORD_BITS)
 
 
-def allowed_ids(masks: NDArray[np.int32], row: int, vocab_size: int) -> NDArray[np.int64]:
-    """The ids that one row allows, in order."""
-    bits = np.unpackbits(masks[row].view(np.uint8), bitorder="little")
-    return np.flatnonzero(bits[:vocab_size])
-
-
 def forbid(logits: Tensor, masks: NDArray[np.int32]) -> None:
     """Set the logits of ids that a mask forbids to -inf.
 

@@ -10,11 +10,13 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import psutil
 import pytest
+
+from tests.fakes.tiny_model import write_tiny_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -110,6 +112,28 @@ def start(log: Path, *flags: str, prelude: str = "") -> Server:
             process.kill()
             raise AssertionError(f"the server did not start:\n{text}")
         time.sleep(0.05)
+
+
+def start_scripted(directory: Path, tokenizer: Path, *flags: str, **config: Any) -> Server:
+    """Start a server whose tiny model says what requests tell it to.
+
+    Args:
+        directory: for the model and the log.
+        tokenizer: its vocabulary.
+        flags: more of them.
+        config: changes of the model's config.json.
+    """
+    write_tiny_model(directory, **config)
+    scripted = ("--model", str(directory), "--load-format", "scripted")
+    return start(directory / "log.txt", *scripted, "--tokenizer", str(tokenizer), *flags)
+
+
+def stop_unhurt(server: Server) -> None:
+    """End a server that must not have met an error of its own."""
+    text = server.log_text()
+    stop(server)
+    assert "Traceback" not in text, text
+    assert "ERROR" not in text, text
 
 
 def stop(server: Server) -> None:

@@ -10,7 +10,6 @@ request it names that request for good.
 
 from __future__ import annotations
 
-import json
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from tests.conformance import corpus
 from tests.conformance.judge import Judge, assert_unhurt, memory_of
 from tests.conformance.mutations import Mutator
 from tests.conformance.raw_http import RawRequest, send
-from tests.live_servers import Server, start, stop
+from tests.live_servers import Server, start, start_scripted, stop
 from tests.openapi_document import Answer, Document
 
 if TYPE_CHECKING:
@@ -44,19 +43,6 @@ _CLIENTS = 8
 _TIMEOUT_SECONDS = 120
 _MAY_GROW_BYTES = 256 << 20
 _SHOWN_COMPLAINTS = 12
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 49152,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": True,
-    "eos_token_id": 2,
-}
 FLAGS = ("--scheduling-policy", "priority", "--max-num-seqs", "16")
 
 
@@ -93,9 +79,8 @@ def aimed_at(server: Server, *, scripted: bool) -> Iterator[Target]:
 def scripted(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Iterator[Target]:
     """A model that says what it is told to, under the real engine."""
     directory = tmp_path_factory.mktemp("fuzzed")
-    (directory / "config.json").write_text(json.dumps(CONFIG))
-    flags = ("--model", str(directory), "--load-format", "scripted")
-    server = start(directory / "log.txt", *flags, "--tokenizer", str(smollm2_gguf), *FLAGS)
+    config = {"max_position_embeddings": 256, "eos_token_id": 2}
+    server = start_scripted(directory, smollm2_gguf, *FLAGS, **config)
     yield from aimed_at(server, scripted=True)
 
 

@@ -6,7 +6,6 @@ tokens are shared by sequences of eight. The numbers are those of `tests/archite
 
 from __future__ import annotations
 
-import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from tests.e2e.test_field_cases import CONFIG, DEFGHIJ
-from tests.live_servers import Server, start, stop, wait_until
+from tests.e2e.test_field_cases import DEFGHIJ
+from tests.live_servers import Server, start_scripted, stop_unhurt, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,14 +33,9 @@ OWN_SERIES = re.compile(r"(http_requests|http_request_duration|process_|python_)
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("pool")
-    (directory / "config.json").write_text(json.dumps(CONFIG | {"eos_token_id": 2}))
-    flags = ("--load-format", "scripted", "--tokenizer", str(smollm2_gguf), *FLAGS)
-    server = start(directory / "log.txt", "--model", str(directory), *flags)
+    server = start_scripted(directory, smollm2_gguf, *FLAGS, eos_token_id=2)
     yield server
-    text = server.log_text()
-    stop(server)
-    assert "Traceback" not in text, text
-    assert "ERROR" not in text, text
+    stop_unhurt(server)
 
 
 @pytest.fixture(scope="module")

@@ -11,26 +11,14 @@ import httpx
 import pytest
 
 from tests.architecture.promql import dashboard_queries, metric_names
-from tests.live_servers import Server, start, stop, wait_until
+from tests.live_servers import Server, start_scripted, stop, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "configs" / "grafana" / "dashboard.json"
 QUERIES = dashboard_queries(json.loads(DASHBOARD.read_text(encoding="utf-8")))
-TWO_LAYERS = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 49152,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-}
+TWO_LAYERS = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 PROMPT_LENGTHS = (300, 1500, 800)
 
 
@@ -40,12 +28,8 @@ def pipeline_server(
 ) -> Iterator[Server]:
     """Two stages with dynamic chunking that have served a few prompts, one after the other."""
     directory = tmp_path_factory.mktemp("two-layers")
-    (directory / "config.json").write_text(json.dumps(TWO_LAYERS))
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
-    flags = ("--load-format", "scripted", "--tokenizer", str(smollm2_gguf))
-    server = start(
-        directory / "log.txt", "--model", str(directory), *flags, "--enable-dynamic-chunking"
-    )
+    server = start_scripted(directory, smollm2_gguf, "--enable-dynamic-chunking", **TWO_LAYERS)
     url = server.base_url + "/v1/completions"
     for index, length in enumerate(PROMPT_LENGTHS):
         prompt = [100 + index] * length

@@ -27,6 +27,7 @@ from atom_lite.errors import RequestError
 from atom_lite.messages import SamplingParams, SequenceFinished, TokensGenerated
 from atom_lite.worker.grammar_vocabulary import guidance_vocabulary
 from tests.fakes.grammars import make_grammar, smollm_vocabulary, text_of
+from tests.fakes.tiny_model import write_tiny_model
 from tests.property.json_schemas import Schema, supported, unsupported
 
 if TYPE_CHECKING:
@@ -39,27 +40,12 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 400
 CUT_EVERY = 10  # of these one may have 3 tokens only
-TINY: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 49152,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Iterator[Engine]:
     path = tmp_path_factory.mktemp("tiny")
-    (path / "config.json").write_text(json.dumps(TINY))
+    write_tiny_model(path, bos_token_id=1, eos_token_id=2)
     config = Config(
         model=ModelConfig(
             model=str(path), tokenizer=str(smollm2_gguf), load_format="dummy", dtype="float32"

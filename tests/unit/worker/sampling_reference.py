@@ -23,6 +23,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# Temperature and filters, alone and together.
+FILTERS = {
+    "temperature": {"temperature": 0.7},
+    "hot": {"temperature": 1.8},
+    "top_k": {"top_k": 7},
+    "top_p": {"top_p": 0.6, "temperature": 0.5},
+    "wide top_p": {"top_p": 0.95, "temperature": 1.5},
+    "min_p": {"min_p": 0.1},
+    "top_k and top_p": {"top_k": 20, "top_p": 0.8, "temperature": 1.2},
+    "top_k and min_p": {"top_k": 20, "min_p": 0.2, "temperature": 1.2},
+    "top_p and min_p": {"top_p": 0.9, "min_p": 0.05},
+    "all filters": {"top_k": 15, "top_p": 0.9, "min_p": 0.05, "temperature": 0.9},
+}
+
+
 def params(**values: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 100} | values)
 

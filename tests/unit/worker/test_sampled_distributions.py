@@ -8,6 +8,7 @@ import torch
 
 from atom_lite.worker.sampler import Sampler
 from tests.unit.worker.sampling_reference import (
+    FILTERS,
     assert_frequencies,
     draw_of,
     drawn_weights,
@@ -21,18 +22,6 @@ BATCH = 3000
 PROMPT = [7, 7, 9, 30, 31, 32, 33, 150, 199]
 OUTPUT = [9, 9, 9, 41, 42, 150, 41, 60]
 
-FILTERS = {
-    "temperature": {"temperature": 0.7},
-    "hot": {"temperature": 1.8},
-    "top_k": {"top_k": 7},
-    "top_p": {"top_p": 0.6, "temperature": 0.5},
-    "wide top_p": {"top_p": 0.95, "temperature": 1.5},
-    "min_p": {"min_p": 0.1},
-    "top_k and top_p": {"top_k": 20, "top_p": 0.8, "temperature": 1.2},
-    "top_k and min_p": {"top_k": 20, "min_p": 0.2, "temperature": 1.2},
-    "top_p and min_p": {"top_p": 0.9, "min_p": 0.05},
-    "all filters": {"top_k": 15, "top_p": 0.9, "min_p": 0.05, "temperature": 0.9},
-}
 PENALTIES = {"presence_penalty": 0.8, "frequency_penalty": 0.6, "repetition_penalty": 1.4}
 BIAS = {"logit_bias": {9: 3.5, 41: -1.0, 100: 5.0, 7: -100.0}}
 ALLOWED = {"allowed_token_ids": (*range(0, VOCAB, 3), 41, 100)}

@@ -24,7 +24,7 @@ from atom_lite.worker.filters import (
 )
 from atom_lite.worker.randomness import uniforms
 from atom_lite.worker.sampler import Draw, Sampler
-from tests.unit.worker.sampling_reference import drawn_weights, params
+from tests.unit.worker.sampling_reference import FILTERS, drawn_weights, params
 
 EOS = 2
 
@@ -47,20 +47,6 @@ def assert_is_the_reference_draw(token, logits, draw):
     uniform = uniforms([draw.sampling.seed], [draw.output_index])[0]
     before = shares[token - 1] if token else 0.0
     assert before - 1e-6 <= uniform <= shares[token] + 1e-6
-
-
-FILTERS = {
-    "temperature": {"temperature": 0.7},
-    "hot": {"temperature": 1.8},
-    "top_k": {"top_k": 7},
-    "top_p": {"top_p": 0.6, "temperature": 0.5},
-    "wide top_p": {"top_p": 0.95, "temperature": 1.5},
-    "min_p": {"min_p": 0.1},
-    "top_k and top_p": {"top_k": 20, "top_p": 0.8, "temperature": 1.2},
-    "top_k and min_p": {"top_k": 20, "min_p": 0.2, "temperature": 1.2},
-    "top_p and min_p": {"top_p": 0.9, "min_p": 0.05},
-    "all": {"top_k": 15, "top_p": 0.9, "min_p": 0.05, "temperature": 0.9},
-}
 
 
 SAMPLING = st.builds(

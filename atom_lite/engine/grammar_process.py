@@ -3,7 +3,8 @@
 It reads CompileGrammar frames from standard input and answers on standard output. Clients send the
 grammars, so compiling must be able to hang, crash and eat memory without harm: this process only
 loads the libraries and the vocabulary, and forks a child for each grammar (2 ms; nothing is loaded
-again). A child has a time limit, a memory limit and low priority, and is killed when it is over.
+again). A child has a time limit, a memory limit and low priority, and is killed when it is over;
+one that takes long is stopped in turns while others want the cores (`grammar_pacing`).
 
 Several children run at once. Those that are no longer quick may take only some of the places, and
 one too many ends with "busy": however many bad grammars come, a quick one waits a second or two.
@@ -31,6 +32,7 @@ from typing import NoReturn
 import psutil
 
 from atom_lite.engine.grammar_compiler import GrammarCompiler
+from atom_lite.engine.grammar_pacing import Pacing
 from atom_lite.engine.grammar_xgrammar import load_xgrammar_alone
 from atom_lite.errors import RequestError
 from atom_lite.ipc.grammar_messages import (
@@ -49,10 +51,7 @@ from atom_lite.ipc.grammar_messages import (
 MAX_CHILDREN = 4
 MAX_SLOW_CHILDREN = 2
 QUICK_SECONDS = 1.0
-# A child that takes longer only gets what nobody else wants: low priority is not enough, since the
-# engine's threads sleep and wake hundreds of times in a step, and each time wait for its time slice
-# to end (decode steps of 23 ms took 130 beside a child of niceness 10).
-FOREGROUND_SECONDS = 0.1
+FOREGROUND_SECONDS = 0.1  # a child that takes longer is paced
 _NICENESS = 10
 _READ_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -98,6 +97,7 @@ class GrammarServer:
         self._compiler: GrammarCompiler | None = None
         self._waiting: deque[CompileGrammar] = deque()
         self._children: list[_Child] = []
+        self._pacing = Pacing()
         self._selector = selectors.DefaultSelector()
         self._selector.register(questions, selectors.EVENT_READ)
 
@@ -121,6 +121,7 @@ class GrammarServer:
         self._enforce_limits()
         while self._waiting and len(self._children) < MAX_CHILDREN:
             self._start(self._waiting.popleft())
+        self._pacing.turn()
         return True
 
     def _read_questions(self) -> bool:
@@ -183,8 +184,12 @@ class GrammarServer:
         return f"compiling it crashed ({how}), or needs more than {megabytes} MB of memory"
 
     def _seconds_to_next_limit(self) -> float | None:
-        limits = [child.next_limit for child in self._children]
-        return max(0.0, min(limits) - time.monotonic()) if limits else None
+        now = time.monotonic()
+        waits = [max(0.0, child.next_limit - now) for child in self._children]
+        turn = self._pacing.seconds_to_next_turn()
+        if turn is not None:
+            waits.append(turn)
+        return min(waits, default=None)
 
     def _enforce_limits(self) -> None:
         now = time.monotonic()
@@ -199,12 +204,12 @@ class GrammarServer:
                 self._keep_if_there_is_a_place(child)
             elif now >= child.background_from and not child.is_in_background:
                 child.is_in_background = True
-                _run_in_background(child.pid)
+                self._pacing.add(child.pid)
 
     def _keep_if_there_is_a_place(self, child: _Child) -> None:
         if sum(other.is_slow for other in self._children) < MAX_SLOW_CHILDREN:
             child.is_slow = child.is_in_background = True
-            _run_in_background(child.pid)
+            self._pacing.add(child.pid)
             return
         self._kill(child)
         reason = f"too many grammars that take longer than {QUICK_SECONDS:g} s to compile"
@@ -218,6 +223,7 @@ class GrammarServer:
         self._selector.unregister(child.pipe)
         os.close(child.pipe)
         self._children.remove(child)
+        self._pacing.remove(child.pid)
         return os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
 
     def _refuse(self, child: _Child, reason: str) -> None:
@@ -239,13 +245,6 @@ def _run_child(
         exit_code = 0
     finally:
         os._exit(exit_code)
-
-
-def _run_in_background(pid: int) -> None:
-    if sys.platform == "linux":
-        os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
-    else:
-        os.setpriority(os.PRIO_PROCESS, pid, 19)
 
 
 def _end_with(parent: int) -> None:

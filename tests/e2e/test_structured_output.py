@@ -6,6 +6,9 @@ import json
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import httpx
@@ -18,7 +21,7 @@ from pydantic import BaseModel, Field
 from tests.live_servers import Server, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 SCHEMA = {
     "type": "object",
@@ -170,39 +173,88 @@ def slow_grammar() -> str:
     return "\n".join(["root ::= " + " ".join(f"r{rule}" for rule in range(6)), *rules])
 
 
-def test_slow_grammar_is_refused_while_streams_keep_their_pace(
+@dataclass
+class Stream:
+    """One long answer that is read until it is told to stop; when its pieces arrived."""
+
+    server: Server
+    arrivals: list[float] = field(default_factory=list)
+    started: threading.Event = field(default_factory=threading.Event)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def read(self) -> None:
+        body = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+        url = self.server.base_url + "/v1/completions"
+        with httpx.stream("POST", url, json=body, timeout=60) as reply:
+            for line in reply.iter_lines():
+                if line.startswith("data: "):
+                    self.arrivals.append(time.monotonic())
+                if len(self.arrivals) == 50:
+                    self.started.set()
+                if self.over.is_set():
+                    return
+
+    def rate(self, begin: float, end: float) -> float:
+        """Pieces a second between two moments."""
+        return sum(begin < arrival <= end for arrival in self.arrivals) / (end - begin)
+
+
+@contextmanager
+def streaming(server: Server) -> Iterator[Stream]:
+    """A stream that is under way."""
+    stream = Stream(server)
+    reader = threading.Thread(target=stream.read)
+    reader.start()
+    try:
+        assert stream.started.wait(60)
+        yield stream
+    finally:
+        stream.over.set()
+        reader.join()
+
+
+def ask_slow_grammar(server: Server) -> None:
+    reply = chat(server, guided_grammar=slow_grammar())
+    assert reply.status_code == 400
+    assert "longer than 1.5 s" in reply.json()["error"]["message"]
+
+
+def test_slow_grammar_is_stopped_in_turns_and_refused_while_a_stream_goes_on(
     start_server: Callable[..., Server],
 ) -> None:
     server = start_server("--grammar-compile-timeout-seconds", "1.5")
     choice_of(chat(server, guided_choice=["yes"]))  # the compiler is up
-    arrivals: list[float] = []
-    enough = threading.Event()
-    refused = threading.Event()
+    with streaming(server) as stream, ThreadPoolExecutor() as pool:
+        asked = time.monotonic()
+        refusal = pool.submit(ask_slow_grammar, server)
+        wait_until(
+            lambda: psutil.STATUS_STOPPED in statuses_of_children(server.grammar_compiler()),
+            30,
+            "the compiler's child is stopped",
+        )
+        refusal.result()
+        assert stream.rate(asked, time.monotonic()) > 0
 
-    def read() -> None:
-        body = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "stream": True}
-        url = server.base_url + "/v1/completions"
-        with httpx.stream("POST", url, json=body, timeout=60) as reply:
-            for line in reply.iter_lines():
-                if line.startswith("data: "):
-                    arrivals.append(time.monotonic())
-                if len(arrivals) == 50:
-                    enough.set()
-                if refused.is_set():
-                    return
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    assert enough.wait(60)
-    asked = time.monotonic()
-    reply = chat(server, guided_grammar=slow_grammar())
-    answered = time.monotonic()
-    refused.set()
-    reader.join()
-    assert reply.status_code == 400
-    assert "longer than 1.5 s" in reply.json()["error"]["message"]
-    alone = 49 / (arrivals[49] - arrivals[0])
-    beside = sum(asked < arrival <= answered for arrival in arrivals) / (answered - asked)
+def statuses_of_children(process: psutil.Process) -> list[str]:
+    statuses: list[str] = []
+    for child in process.children():
+        with suppress(psutil.NoSuchProcess):
+            statuses.append(child.status())
+    return statuses
+
+
+@pytest.mark.full
+def test_a_stream_keeps_half_its_pace_beside_a_slow_grammar(
+    start_server: Callable[..., Server],
+) -> None:
+    server = start_server("--grammar-compile-timeout-seconds", "1.5")
+    choice_of(chat(server, guided_choice=["yes"]))
+    with streaming(server) as stream:
+        asked = time.monotonic()
+        ask_slow_grammar(server)
+        answered = time.monotonic()
+        alone, beside = stream.rate(stream.arrivals[0], asked), stream.rate(asked, answered)
     assert beside > 0.5 * alone, (alone, beside)
 
 

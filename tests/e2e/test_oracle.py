@@ -80,7 +80,7 @@ def reference(model: Any, prompt: list[int]) -> Case:
 @pytest.fixture(scope="module")
 def cases(smollm2_oracle: Any, smollm2_gguf: Path) -> list[Case]:
     tokenizer = Tokenizer.from_checkpoint(smollm2_gguf)
-    return [reference(smollm2_oracle, p) for p in make_prompts(tokenizer, 30, 2000)]
+    return [reference(smollm2_oracle, p) for p in make_prompts(tokenizer, 24, 1000)]
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def chunked(runner: Runner, budget: int) -> SchedulerLimits:
     )
 
 
-@pytest.mark.parametrize("budget", [64, 100, 512, 8192])
+@pytest.mark.parametrize("budget", [64, 100, 8192])
 def test_tokens_equal_the_oracle_for_any_chunk_budget(
     runner: Runner, cases: list[Case], budget: int
 ) -> None:
@@ -183,6 +183,6 @@ def test_two_hundred_prompts_equal_the_oracle(
     runner: Runner, smollm2_oracle: Any, smollm2_gguf: Path, budget: int
 ) -> None:
     tokenizer = Tokenizer.from_checkpoint(smollm2_gguf)
-    prompts = make_prompts(tokenizer, 200, 600)
+    prompts = make_prompts(tokenizer, 180, 600) + make_prompts(tokenizer, 20, 2000)
     many = [reference(smollm2_oracle, prompt) for prompt in prompts]
     assert_exact(many, run(runner, many, chunked(runner, budget)))

@@ -202,7 +202,8 @@ class ChunkingStats(msgspec.Struct, frozen=True, kw_only=True):
     fits: list[dict[str, float] | None] = []  # all of each fit's quality, as fields of FitQuality
     prediction_error: float | None = None  # median relative error of the last predictions
     last_plan: list[int] = []  # chunk sizes of the prompt planned last
-    last_plan_seconds: float | None = None  # that prompt's predicted time through the stages
+    last_plan_start: int = 0  # its first token: later ones after a cache hit or a refit on the way
+    last_plan_seconds: float | None = None  # their predicted time through the stages
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,5 +51,6 @@ def chunking_stats(
         fits=[None if quality is None else asdict(quality) for quality in status.qualities],
         prediction_error=status.recent_error,
         last_plan=[] if plan is None else list(plan.sizes),
+        last_plan_start=0 if plan is None else plan.span.start,
         last_plan_seconds=None if plan is None else plan.predicted_seconds,
     )

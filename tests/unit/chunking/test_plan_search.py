@@ -1,8 +1,11 @@
-"""Plans against the exact optimum, the published table and the planning-time bounds."""
+"""Plans against the exact optimum, the published table and the bounds of what planning costs."""
+
+from __future__ import annotations
 
 import random
-import time
+import sys
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,6 +17,11 @@ from atom_lite.chunking.planner import PlanLimits, plan_limits
 from atom_lite.chunking.planners.atom import AtomSettings, equal_latency_chunk
 from tests.fakes.exact_cuts import all_cuts, exact_objective
 from tests.unit.chunking.samples import KIMI, SERVED, SMALL, fixed_chunks, scaled
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from _typeshed import TraceFunction
 
 LIMITS = plan_limits(32768)
 NO_PREFIX_COST = LatencyModel.from_milliseconds(a=3.25e-7, b=6.03e-3, c=26.1)
@@ -246,37 +254,58 @@ def test_degenerate_models_still_give_a_complete_plan(model: LatencyModel) -> No
     assert max(planned.sizes) <= 4096
 
 
-def cpu_seconds(pipeline: Pipeline, span: Span) -> tuple[float, Plan]:
-    """The least of seven runs, in CPU time: other programs on the machine do not count."""
-    best = float("inf")
-    for _ in range(7):
-        start = time.process_time()
+# What a search costs is counted, not timed: lines of Python, about 80 ns each on a core of a Zen 3.
+# The bounds are 10 ms, 50 ms and a hundredth of the predicted time; `benchmarks/planning_cost.py`
+# measures the times themselves.
+EVEN_LINES = 125_000
+UNEVEN_LINES = 625_000
+LINES_PER_PREDICTED_SECOND = 125_000
+NEGLIGIBLE_LINES = 20_000
+
+
+def count_lines(pipeline: Pipeline, span: Span) -> tuple[int, Plan]:
+    """Lines of Python that the search executes, calls and returns included, and what it found."""
+    lines = 0
+
+    def count(_frame: FrameType, _event: str, _argument: object) -> TraceFunction:
+        nonlocal lines
+        lines += 1
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
         planned = plan(pipeline, span)
-        best = min(best, time.process_time() - start)
-    return best, planned
+    finally:
+        sys.settrace(before)
+    return lines, planned
+
+
+def affordable_lines(planned: Plan) -> float:
+    return max(LINES_PER_PREDICTED_SECOND * planned.predicted_seconds, NEGLIGIBLE_LINES)
 
 
 @pytest.mark.parametrize("prompt", [2048, 8192, 32768, 131072, 262144])
 @pytest.mark.parametrize("stages", [2, 4, 8])
-def test_planning_equal_stages_takes_ten_milliseconds_at_most(prompt: int, stages: int) -> None:
-    spent, planned = cpu_seconds(even(KIMI, stages), Span(0, prompt))
-    assert spent <= 0.010
-    assert spent <= max(0.01 * planned.predicted_seconds, 0.003)
+def test_planning_equal_stages_costs_little(prompt: int, stages: int) -> None:
+    lines, planned = count_lines(even(KIMI, stages), Span(0, prompt))
+    assert lines <= EVEN_LINES
+    assert lines <= affordable_lines(planned)
 
 
 @pytest.mark.parametrize("prompt", [2048, 8192, 32768, 131072, 262144])
 @pytest.mark.parametrize("stages", [2, 4, 8])
-def test_planning_uneven_stages_takes_fifty_milliseconds_at_most(prompt: int, stages: int) -> None:
+def test_planning_uneven_stages_costs_five_times_as_much_at_most(prompt: int, stages: int) -> None:
     pipeline = Pipeline(models=heavy_last(stages), limits=LIMITS)
-    spent, planned = cpu_seconds(pipeline, Span(0, prompt))
-    assert spent <= 0.050
-    assert spent <= max(0.01 * planned.predicted_seconds, 0.006)
+    lines, planned = count_lines(pipeline, Span(0, prompt))
+    assert lines <= UNEVEN_LINES
+    assert lines <= affordable_lines(planned)
 
 
 def test_many_tiny_chunks_do_not_make_planning_slow() -> None:
     cheap = LatencyModel.from_milliseconds(a=3e-6, b=0.006, c=0.01)
-    spent, planned = cpu_seconds(even(cheap, 8), Span(0, 65536))
-    assert spent <= 0.010
+    lines, planned = count_lines(even(cheap, 8), Span(0, 65536))
+    assert lines <= EVEN_LINES
     assert all(
         earlier >= later for earlier, later in pairwise(planned.sizes[1:-1])
     )  # a rest is in front

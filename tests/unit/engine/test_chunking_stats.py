@@ -37,6 +37,7 @@ def test_an_installed_model_shows_its_terms_its_quality_and_the_last_plan() -> N
     assert fit["p90_relative_error"] == 0.08
     assert unknown is None
     assert stats.last_plan[0] == decision.tokens
+    assert stats.last_plan_start == 0
     assert sum(stats.last_plan) == 4000
     assert stats.last_plan_seconds is not None
     assert stats.chunks_by_reason == {"model": 1}

@@ -91,7 +91,7 @@ class Lockstep:
             assert isinstance(event, SequenceFinished)
             _check(event)
         if self._desk is not None:
-            self._desk.submitted(message)
+            self._desk.submitted(message, self._scheduler.cached_tokens(sequence_id))
 
     def _fill(self, flight: deque[StepPlan]) -> None:
         while (plan := self._scheduler.schedule(time.monotonic())) is not None:

@@ -137,10 +137,10 @@ class SwitchedController:
         """The learner's."""
         return self._learner.startup()
 
-    def submitted(self, sequence_id: int, num_prompt_tokens: int) -> None:
+    def submitted(self, sequence_id: int, prompt_tokens: int, cached_tokens: int) -> None:
         """The learner plans its own prompts ahead, as in the server."""
         if self._is_learning:
-            self._learner.submitted(sequence_id, num_prompt_tokens)
+            self._learner.submitted(sequence_id, prompt_tokens, cached_tokens)
 
     def wants_sample(self, *, num_sequences: int, num_prefills: int) -> bool:
         """All prefills, for the record."""

@@ -2,7 +2,7 @@
 
     engine                                   controller
     startup() ... next_shape/finish_shape    the forwards to time before the first request
-    every SubmitSequence                     submitted(id, tokens)
+    every SubmitSequence                     submitted(id, tokens, cached tokens)
     every scheduler step                     planner.begin_step, planner.next_chunk, report.count
     every StepResult                         record(StepSample) -> lines for the log
     every step of the head                   end_step() -> lines for the log
@@ -84,8 +84,8 @@ class ChunkingController(Protocol):
         """The sweep to run before serving; None where there is none."""
         ...
 
-    def submitted(self, sequence_id: int, num_prompt_tokens: int) -> None:
-        """A prompt has arrived; a plan for it may be searched ahead."""
+    def submitted(self, sequence_id: int, prompt_tokens: int, cached_tokens: int) -> None:
+        """A prompt has arrived; a plan for what is not cached of it may be searched ahead."""
         ...
 
     def wants_sample(self, *, num_sequences: int, num_prefills: int) -> bool:
@@ -123,7 +123,7 @@ class StaticController:
         """None."""
         return None
 
-    def submitted(self, sequence_id: int, num_prompt_tokens: int) -> None:
+    def submitted(self, sequence_id: int, prompt_tokens: int, cached_tokens: int) -> None:
         """Nothing is planned ahead."""
 
     def wants_sample(self, *, num_sequences: int, num_prefills: int) -> bool:
@@ -167,7 +167,7 @@ class AtomController:
         sizes = self._calibrator.startup_sizes()
         return AtomStartup(sizes, self._finish_startup) if sizes else None
 
-    def submitted(self, sequence_id: int, num_prompt_tokens: int) -> None:
+    def submitted(self, sequence_id: int, prompt_tokens: int, cached_tokens: int) -> None:
         """Nothing is planned ahead."""
 
     def wants_sample(self, *, num_sequences: int, num_prefills: int) -> bool:
@@ -248,13 +248,13 @@ class FittedController:
             self._limits, self._max_model_len, self._calibrator.keep, self._finish_startup
         )
 
-    def submitted(self, sequence_id: int, num_prompt_tokens: int) -> None:
-        """Begin to plan the prompt, as if none of it were cached."""
+    def submitted(self, sequence_id: int, prompt_tokens: int, cached_tokens: int) -> None:
+        """Begin to plan the prompt, from its prefix hit on."""
         self.planner.prepare(
             ChunkRequest(
                 sequence_id=sequence_id,
-                prefix_tokens=0,
-                remaining_tokens=num_prompt_tokens,
+                prefix_tokens=cached_tokens,
+                remaining_tokens=prompt_tokens - cached_tokens,
                 budget_tokens=self._limits.most,
             )
         )

@@ -108,9 +108,10 @@ class ChunkingDesk:
         log_notices(sweep.finish())
         return first_step_id
 
-    def submitted(self, message: SubmitSequence) -> None:
-        """A prompt has arrived: begin to plan it."""
-        self.controller.submitted(message.sequence_id, len(message.prompt_token_ids))
+    def submitted(self, message: SubmitSequence, cached_tokens: int) -> None:
+        """A prompt has arrived: begin to plan what is not cached of it."""
+        prompt_tokens = len(message.prompt_token_ids)
+        self.controller.submitted(message.sequence_id, prompt_tokens, cached_tokens)
 
     def deliver(self) -> None:
         """Hand over what was found in the background since the last turn.

@@ -104,7 +104,8 @@ class Head:
             case SubmitSequence():
                 events = self._scheduler.submit(message, now)
                 if self._chunking is not None and not events:
-                    self._chunking.submitted(message)
+                    cached = self._scheduler.cached_tokens(message.sequence_id)
+                    self._chunking.submitted(message, cached)
                 return events
             case AbortSequence():
                 return self._scheduler.abort(message.sequence_id, message.reason, now)

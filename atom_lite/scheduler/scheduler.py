@@ -51,6 +51,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Scheduler", "SchedulerLimits"]
 
+_COUNTERS = (  # fields of EngineStats
+    "num_steps",
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "prompt_tokens_computed",
+    "output_tokens",
+)
+
 
 class Scheduler:
     """Iteration-level scheduler over a paged KV cache.
@@ -98,16 +106,7 @@ class Scheduler:
         self._num_submitted = 0
         self._next_step_id = first_step_id
         self._asked_in_vain: int | None = None  # supply of a step that had nothing to run
-        self._counters = dict.fromkeys(
-            (
-                "num_steps",
-                "prefix_cache_queries",
-                "prefix_cache_hits",
-                "prompt_tokens_computed",
-                "output_tokens",
-            ),
-            0,
-        )
+        self._counters = dict.fromkeys(_COUNTERS, 0)
 
     # ------------------------------------------------------------ sequences in and out
 
@@ -217,6 +216,12 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a sequence lives or a result is still to come."""
         return len(self._roster) > 0 or len(self._in_flight) > 0
+
+    def cached_tokens(self, sequence_id: int) -> int:
+        """How much of a live sequence's prompt a prefix hit would save now."""
+        sequence = self._roster.get(sequence_id)
+        assert sequence is not None
+        return len(self._sharing.find_cached_blocks(sequence)) * self._limits.block_size
 
     def stats(self) -> EngineStats:
         """Gauges of now and counters since start."""

@@ -36,7 +36,7 @@ class Sharing:
     """Names blocks, and knows how many of each group are alive.
 
     Args:
-        allocator: forgets the names of a group that has ended.
+        allocator: finds blocks by name, and forgets the names of a group that has ended.
         enable_prefix_caching: blocks are shared between requests.
     """
 
@@ -62,6 +62,14 @@ class Sharing:
             extend_digests(
                 sequence.digests, sequence.root_digest, tokens, self._allocator.block_size
             )
+
+    def find_cached_blocks(self, sequence: Sequence) -> list[int]:
+        """Prefix hits, never the last token: its logits are needed, so it is computed again."""
+        self.name_blocks(sequence)
+        if sequence.reports_prompt:
+            return []
+        most = (len(sequence.tokens) - 1) // self._allocator.block_size
+        return self._allocator.find_prefix(sequence.digests, most)
 
     def join(self, sequence: Sequence) -> None:
         """Count a new sequence in."""

@@ -98,7 +98,7 @@ class StepBuilder:
         sequence = self._roster.waiting.peek()
         if sequence is None or self._roster.num_running >= self._limits.max_num_seqs:
             return None
-        cached = self._find_cached_blocks(sequence)
+        cached = self._sharing.find_cached_blocks(sequence)
         if self._waits_for_twin(sequence, len(cached)):
             return None
         # A cached block that nobody holds is taken from the available ones like any other.
@@ -214,14 +214,6 @@ class StepBuilder:
         """Whether a decode that should be preempted before this one still awaits its token."""
         last = self._roster.decoding[-1]
         return last.order > sequence.order and last.awaits_result
-
-    def _find_cached_blocks(self, sequence: Sequence) -> list[int]:
-        """Prefix hits, never the last token: its logits are needed, so it is computed again."""
-        self._sharing.name_blocks(sequence)
-        if sequence.reports_prompt:
-            return []
-        most = (len(sequence.tokens) - 1) // self._limits.block_size
-        return self._allocator.find_prefix(sequence.digests, most)
 
     def _waits_for_twin(self, sequence: Sequence, num_cached_blocks: int) -> bool:
         """Whether a partial prefill is about to compute the very block that this one needs next."""

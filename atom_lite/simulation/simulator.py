@@ -114,7 +114,8 @@ class Simulation:
             message = request.submission(sequence_id, request.arrival_seconds)
             refused = self.scheduler.submit(message, self.now)
             if not refused:
-                self._controller.submitted(sequence_id, request.prompt_tokens)
+                cached = self.scheduler.cached_tokens(sequence_id)
+                self._controller.submitted(sequence_id, request.prompt_tokens, cached)
             events += refused
         return events
 

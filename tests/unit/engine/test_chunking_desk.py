@@ -207,7 +207,8 @@ def test_nothing_is_fitted_planned_or_written_before_the_background_is_asked(
             prompt_token_ids=[1] * 4000,
             sampling=SamplingParams(max_tokens=1),
             arrival_time=0.0,
-        )
+        ),
+        cached_tokens=0,
     )
     assert background.num_waiting == 1
     desk.deliver()

@@ -27,6 +27,7 @@ def test_at_least_the_last_prompt_token_is_computed_again(length: int, cached: i
     scheduler.submit(make_submission(1, prompt, max_tokens=1), 0.0)
     run_until_idle(scheduler)
     scheduler.submit(make_submission(2, prompt, max_tokens=2), 0.0)
+    assert scheduler.cached_tokens(2) == cached
     plan, events = run_step(scheduler)
     [row] = plan.rows
     assert (row.start, row.num_tokens) == (cached, length - cached)

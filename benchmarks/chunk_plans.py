@@ -29,9 +29,9 @@ class RecordingPlanner:
         self._inner = inner
         self.given: list[Given] = []
 
-    def begin_step(self, num_prefills: int) -> None:
+    def begin_step(self, num_prefills: int, *, num_streams: int = 0) -> None:
         """See ChunkPlanner."""
-        self._inner.begin_step(num_prefills)
+        self._inner.begin_step(num_prefills, num_streams=num_streams)
 
     def next_chunk(self, request: ChunkRequest) -> ChunkDecision:
         """See ChunkPlanner."""
@@ -50,7 +50,7 @@ class ReplayPlanner:
     def __init__(self, given: Sequence[Given]) -> None:
         self._given = iter(given)
 
-    def begin_step(self, num_prefills: int) -> None:
+    def begin_step(self, num_prefills: int, *, num_streams: int = 0) -> None:
         """Nothing depends on it any more."""
 
     def next_chunk(self, request: ChunkRequest) -> ChunkDecision:

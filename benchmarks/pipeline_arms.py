@@ -72,8 +72,8 @@ class _Switch:
         self.step_tokens = scheduler_tokens
         self._scheduler_tokens = scheduler_tokens
 
-    def begin_step(self, num_prefills: int) -> None:
-        self.active.begin_step(num_prefills)
+    def begin_step(self, num_prefills: int, *, num_streams: int = 0) -> None:
+        self.active.begin_step(num_prefills, num_streams=num_streams)
 
     def next_chunk(self, request: ChunkRequest) -> ChunkDecision:
         left = request.budget_tokens - (self._scheduler_tokens - self.step_tokens)

@@ -15,7 +15,6 @@ replay all judge plans by it.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -55,17 +54,3 @@ def bubble_seconds(stage_seconds: Sequence[Sequence[float]]) -> list[float]:
     """Per stage, how long it idles between the start of the first chunk and the makespan."""
     total = makespan_seconds(stage_seconds)
     return [total - sum(seconds) for seconds in stage_seconds]
-
-
-def paced_seconds(chunk_seconds: Sequence[float], num_stages: int) -> float:
-    """How long a prompt holds an equal-stage pipeline of which as many steps are in flight.
-
-    Prompts like it go before and after. A step enters when the one `num_stages` before it has left,
-    and moves no faster than the longest of those in flight beside it: so each step counts as the
-    longest of the last `num_stages`, around the corner into the next prompt.
-    """
-    count = len(chunk_seconds)
-    if count <= num_stages:
-        return count * max(chunk_seconds)
-    around = [*chunk_seconds[1 - num_stages :], *chunk_seconds] if num_stages > 1 else chunk_seconds
-    return math.fsum(max(around[index : index + num_stages]) for index in range(count))

@@ -3,17 +3,17 @@
 Equal stages: the time is exactly `sum(t) + (S-1)*max(t)`, and the best cuts are found but for a
 thousandth (`level_cuts`; within 0.5 % of the exact dynamic program over all cuts).
 
-With other prefills about the pipeline need not drain, but at most S steps are in flight, so short
-chunks end up waiting for the longest beside them (`flow_shop.paced_seconds`): equal latency pays
-there too, with few chunks. Plans by `sum(t) + 0.05*max(t)` knew nothing of it and lost up to 33 %
-to fixed chunks in the simulator. What others cannot fill drains still: of K prefills with n chunks,
-the others bring (K-1)*n steps to fill the S-1 behind a prompt's last chunk. Since some of them are
-half over, `SHARED_FILL` times as many are asked for.
+With K prefills about, the pipeline drains once for all of them, so a prompt counts a K-th of it:
+`sum(t) + (S-1)/K*max(t)`. That holds as long as steps are alike from prompt to prompt, since at
+most S are in flight and the short wait for the long; the planner sees to it.
 
 Uneven stages: the target leans along the prompt, and every candidate is judged by the exact
 flow-shop recursion; 2-10 % better than the best equal-latency plan where the last stage is heavy.
 The best are then changed tile by tile (`neighbour_cuts`): of short prompts nothing better is left.
 Fixed sizes are candidates too, so that no plan is predicted worse than a power of two.
+
+Beside token streams, which wait for a step to end, the shortest steps are taken that make the
+prompt at most `STREAMS_TOLERANCE` later: the optimum is flat, so steps half as long cost little.
 
 Pure; runs in the head process, but not on the thread that feeds a stage. Measured on one core of a
 Zen 3 (`benchmarks/planning_cost.py`): at most 5 ms for equal stages, 21 ms for uneven ones, less
@@ -28,17 +28,15 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from atom_lite.chunking.cuts import Span, Target, chunk_times, cut
-from atom_lite.chunking.flow_shop import makespan_seconds, paced_seconds
+from atom_lite.chunking.flow_shop import makespan_seconds
 from atom_lite.chunking.latency_model import LatencyModel
-from atom_lite.chunking.level_cuts import best_level_cuts
+from atom_lite.chunking.level_cuts import best_level_cuts, cut_from_end
 from atom_lite.chunking.neighbour_cuts import neighbours
 from atom_lite.chunking.planner import PlanLimits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SHARED_FILL = 2.0
-SHARED_COUNTS = 8  # numbers of chunks that are tried, from the fewest on
 EQUAL_STAGES_RATIO = 1.03  # stages whose times differ by less count as equal
 COARSE_TARGETS = 25
 COARSE_RANGE = 2.2  # either side of the closed form's target
@@ -46,6 +44,9 @@ FINE_TARGETS = 8
 DENSER = 1.5  # times as many where chunks are so few that every target costs little
 TIGHTENINGS = 7
 TIGHTEN_RANGE = 1.25
+STREAMS_TOLERANCE = 0.03  # of the objective, given up for streams
+SHORTENINGS = 8
+SHORTEN_RANGE = 4.0
 COARSE_LEANS = (-1.2, -0.6, 0.6, 1.2)
 LEANING_FACTORS = (0.6, 0.8, 1.0, 1.25)
 FINE_ROUNDS = 5
@@ -68,6 +69,7 @@ class Plan:
         span: the tokens that are cut.
         sizes: chunk sizes in order.
         target: makes the same cuts or, where those are the best of all, much the same.
+        peak_seconds: the longest step, on the stage that takes longest.
         objective_seconds: what was minimised.
         predicted_seconds: the prompt's way through the pipeline, alone.
     """
@@ -75,6 +77,7 @@ class Plan:
     span: Span
     sizes: tuple[int, ...]
     target: Target
+    peak_seconds: float
     objective_seconds: float
     predicted_seconds: float
 
@@ -117,43 +120,37 @@ class Pipeline:
         return makespan_seconds([chunk_times(model, span, sizes) for model in self.models])
 
 
-def plan(pipeline: Pipeline, span: Span, *, num_prefills: int = 1) -> Plan:
-    """The best cuts of the span that the search finds, beside `num_prefills - 1` other prompts."""
+def plan(
+    pipeline: Pipeline, span: Span, *, num_prefills: int = 1, beside_streams: bool = False
+) -> Plan:
+    """The best cuts of the span that the search finds, beside `num_prefills - 1` other prompts.
+
+    With token streams beside them, cuts with shorter steps that are nearly as good.
+    """
     search = _Search(pipeline, span, num_prefills)
-    is_even = pipeline.is_even(span)
-    if is_even and num_prefills == 1:
-        search.over_peaks()
-    else:
+    leans = num_prefills == 1 and not pipeline.is_even(span)
+    if leans:
         search.over_targets()
-        if num_prefills > 1:
-            search.over_counts()
-        elif len(search.best_sizes) > 1:
+        if len(search.best_sizes) > 1:
             search.over_leans()  # for filling and draining; one chunk cannot lean
         search.tighten()
         search.over_fixed_sizes()
-    if pipeline.transfer_seconds_per_token > 0.0 or not is_even:
+    else:
+        search.over_peaks()
+    if pipeline.transfer_seconds_per_token > 0.0 or leans:
         search.over_last_chunks()
-    if not is_even and num_prefills == 1:
+    if leans:
         search.over_neighbours()
+    if beside_streams:
+        search.shorten_steps()
     return Plan(
         span=span,
         sizes=tuple(search.best_sizes),
         target=search.best_target,
+        peak_seconds=max(chunk_times(pipeline.slowest(span), span, search.best_sizes)),
         objective_seconds=search.best_objective,
         predicted_seconds=pipeline.makespan(span, search.best_sizes),
     )
-
-
-def shared_seconds(chunk_seconds: Sequence[float], num_stages: int, num_prefills: int) -> float:
-    """How long a prompt holds a pipeline that it shares, its part of the drain included."""
-    drained = SHARED_FILL * (num_stages - 1) - (num_prefills - 1) * len(chunk_seconds)
-    pace = paced_seconds(chunk_seconds, num_stages)
-    return pace + max(0.0, drained) * max(chunk_seconds)
-
-
-def most_prefills_that_matter(num_stages: int) -> int:
-    """With so many prefills the pipeline is full whatever their sizes; more change no plan."""
-    return 1 + math.ceil(SHARED_FILL * (num_stages - 1))
 
 
 def _typical_seconds(model: LatencyModel, span: Span) -> float:
@@ -167,10 +164,10 @@ class _Search:
     def __init__(self, pipeline: Pipeline, span: Span, num_prefills: int) -> None:
         self._pipeline = pipeline
         self._span = span
-        self._num_prefills = num_prefills
         self._model = pipeline.slowest(span)
-        self._is_even = pipeline.is_even(span)
-        self._weight = float(len(pipeline.models) - 1)
+        # Beside other prompts only the pace of the slowest stage counts.
+        self._is_even = num_prefills > 1 or pipeline.is_even(span)
+        self._weight = (len(pipeline.models) - 1) / num_prefills
         self._evaluations_left = EVEN_EVALUATIONS
         self._kept_for_neighbours = 0.0
         if not self._is_even:
@@ -191,7 +188,7 @@ class _Search:
         self._consider(self.best_target, max(MAX_CHUNKS, len(self.best_sizes)))
 
     def over_peaks(self) -> None:
-        """For equal stages and a prompt alone: the best cuts there are."""
+        """For equal stages, or a shared pipeline: the best cuts there are."""
         cuts = best_level_cuts(
             self._model,
             self._span,
@@ -238,13 +235,6 @@ class _Search:
             if self.best_target == best:
                 step_lean, step_factor = step_lean / 2.0, math.sqrt(step_factor)
 
-    def over_counts(self) -> None:
-        """Few chunks of one latency, for a shared pipeline: each number has its own optimum."""
-        fewest = -(-self._span.tokens // self._pipeline.limits.most)
-        affordable = self._affordable(fewest + SHARED_COUNTS) / TIGHTENINGS
-        for count in range(fewest, fewest + min(SHARED_COUNTS, int(affordable))):
-            self._tighten(Target(self._level_seconds(count)), count)
-
     def tighten(self) -> None:
         """The lowest target for the best number of chunks and its neighbours: tails fill up."""
         start, best_count = self.best_target, len(self.best_sizes)
@@ -284,6 +274,26 @@ class _Search:
                     has_improved = True
                     break
 
+    def shorten_steps(self) -> None:
+        """Exchange the best cuts for those with the shortest longest step that are nearly as good.
+
+        Levelled from the end: no other cuts within a time are fewer (`level_cuts`).
+        """
+        bound = self.best_objective * (1.0 + STREAMS_TOLERANCE)
+        high = max(chunk_times(self._model, self._span, self.best_sizes))
+        low = high / SHORTEN_RANGE
+        for _ in range(SHORTENINGS if len(self.best_sizes) < MAX_CHUNKS // SHORTENINGS else 1):
+            middle = math.sqrt(low * high)
+            sizes = cut_from_end(self._model, self._span, middle, self._pipeline.limits)
+            objective = self._objective(sizes)
+            peak = max(chunk_times(self._model, self._span, sizes))
+            if peak >= high or objective > bound:
+                low = middle
+                continue
+            self.best_sizes, self.best_objective = sizes, objective
+            self.best_target = Target(peak)
+            high = peak
+
     def over_fixed_sizes(self) -> None:
         """Powers of two, exactly: where stages differ much, level times are not what counts."""
         if not self._is_even:
@@ -312,8 +322,6 @@ class _Search:
         chunks = most_chunks
         if per_chunk > 0.0:
             chunks = math.sqrt(self._weight * work / per_chunk)
-        if self._num_prefills > 1:  # more than fill the pipeline are no use
-            chunks = min(chunks, SHARED_FILL * self._weight / (self._num_prefills - 1))
         chunks = min(max(chunks, span.tokens / self._pipeline.limits.most, 1.0), most_chunks)
         return self._level_seconds(chunks), chunks
 
@@ -358,9 +366,6 @@ class _Search:
     def _objective(self, sizes: Sequence[int]) -> float:
         transfer = self._pipeline.transfer_seconds_per_token * sizes[-1]
         times = chunk_times(self._model, self._span, sizes)
-        num_stages = len(self._pipeline.models)
-        if self._num_prefills > 1:
-            return shared_seconds(times, num_stages, self._num_prefills) + transfer
         if self._is_even:
             return sum(times) + self._weight * max(times) + transfer
         return self._pipeline.makespan(self._span, sizes) + transfer

@@ -61,12 +61,13 @@ class ChunkDecision(NamedTuple):
 class ChunkPlanner(Protocol):
     """A chunk-size policy."""
 
-    def begin_step(self, num_prefills: int) -> None:
+    def begin_step(self, num_prefills: int, *, num_streams: int = 0) -> None:
         """Called once per scheduler step, before any chunk of it is asked for.
 
         Args:
             num_prefills: sequences with prefill left that could be scheduled, the one about to be
                 chunked included.
+            num_streams: sequences that decode meanwhile.
         """
         ...
 

@@ -153,8 +153,9 @@ class Scheduler:
 
         May be called again before `commit` until the pipeline is full, see `in_flight`.
         """
-        may_run_ahead = not self._roster.decoding
-        if not self._in_flight.has_room(may_run_ahead=may_run_ahead) or not len(self._roster):
+        num_streams = sum(sequence.has_more_to_decode for sequence in self._roster.decoding)
+        has_room = self._in_flight.has_room(may_run_ahead=num_streams == 0)
+        if not has_room or not len(self._roster):
             return None
         share = self._in_flight.decode_share(len(self._roster.decoding))
         step = StepBuilder(self._machinery, self._next_step_id, now, share)
@@ -163,7 +164,7 @@ class Scheduler:
         num_prefills = len(self._roster.prefilling) + num_waiting
         # Asked again before anything could run, it is still the same step of the planner's.
         if num_prefills != self._asked_in_vain:
-            self._planner.begin_step(num_prefills)
+            self._planner.begin_step(num_prefills, num_streams=num_streams)
         self._policy.fill(step)
         if not step.rows:
             self._asked_in_vain = num_prefills

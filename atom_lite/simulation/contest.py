@@ -38,6 +38,7 @@ class Scenario:
         decode_step_tokens: budget of a step that holds decodes; None for the policy's, which is
             what --max-num-batched-tokens does.
         max_num_seqs: most sequences that run at once.
+        max_model_len: tokens of any sequence; None for the longest request's. It bounds chunks.
         block_size: of the KV cache.
         num_blocks: of the KV cache; None for enough.
         enable_prefix_caching: off saves hashing every prompt.
@@ -53,6 +54,7 @@ class Scenario:
     depth: int | None = None
     decode_step_tokens: int | None = None
     max_num_seqs: int = 64
+    max_model_len: int | None = None
     block_size: int = 16
     num_blocks: int | None = None
     enable_prefix_caching: bool = True
@@ -86,7 +88,7 @@ class Scenario:
             max_num_seqs=min(self.max_num_seqs, decode_budget),
             decode_step_tokens=decode_budget,
             prefill_step_tokens=spec.budget_tokens,
-            max_model_len=max(lengths),
+            max_model_len=max(lengths) if self.max_model_len is None else self.max_model_len,
             block_size=self.block_size,
             num_blocks=blocks,
             eos_token_ids=frozenset(),

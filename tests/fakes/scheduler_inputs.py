@@ -26,7 +26,7 @@ class CappedChunks:
     def __init__(self, largest_chunk: int) -> None:
         self._largest_chunk = largest_chunk
 
-    def begin_step(self, num_prefills: int) -> None:
+    def begin_step(self, num_prefills: int, *, num_streams: int = 0) -> None:
         pass
 
     def next_chunk(self, request: ChunkRequest) -> ChunkDecision:

@@ -134,8 +134,9 @@ class AtomPlanner:
         self._window = SolePrefillWindow()
         self._alternation = Alternation(settings.sweep_tokens)
 
-    def begin_step(self, num_prefills: int) -> None:
+    def begin_step(self, num_prefills: int, *, num_streams: int = 0) -> None:
         """Note the supply; only 16 steps without a second prefill count as alone."""
+        del num_streams  # ATOM does not look at them
         self._window.observe(num_prefills)
 
     def next_chunk(self, request: ChunkRequest) -> ChunkDecision:

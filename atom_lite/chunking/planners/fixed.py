@@ -16,7 +16,7 @@ class FixedPlanner:
         """`chunk_tokens` None leaves the step's budget as the only bound."""
         self._chunk_tokens = chunk_tokens
 
-    def begin_step(self, num_prefills: int) -> None:
+    def begin_step(self, num_prefills: int, *, num_streams: int = 0) -> None:
         """Nothing depends on the load."""
 
     def next_chunk(self, request: ChunkRequest) -> ChunkDecision:

@@ -37,7 +37,7 @@ class LinearPlanner:
         low = max(MULTIPLE_OF_TOKENS, budget_tokens // BUDGET_FALL)
         return cls(high_tokens=budget_tokens, low_tokens=low, stages=BUDGET_SPANS)
 
-    def begin_step(self, num_prefills: int) -> None:
+    def begin_step(self, num_prefills: int, *, num_streams: int = 0) -> None:
         """Nothing depends on the load."""
 
     def next_chunk(self, request: ChunkRequest) -> ChunkDecision:

@@ -2,9 +2,13 @@
 
 No base chunk to guess: the target latency comes from the fitted models, the prompt, its prefix hit
 and the load. Short prompts are pipelined too, and no prompt ends in a tiny tail. Other prefills do
-not switch it off, they fill the drain: fewer chunks, still of one latency. Until a model is there,
-each prompt's chunks alternate between a sixth of it and a quarter of that: sizes far apart, each
-over many prefixes, are what tells the terms of the model apart.
+not switch it off, they fill the drain: fewer chunks, still of one latency. Chunks of several
+prompts share a step only as long as it takes no longer than those beside it: one that is twice as
+long holds all stages up. Beside token streams, which wait for every step, the shortest steps that
+cost next to nothing are taken.
+
+Until a model is there, each prompt's chunks alternate between a sixth of it and a quarter of that:
+sizes far apart, each over many prefixes, are what tells the terms of the model apart.
 
 Searches run in the background. A search starts when the prompt arrives; until it is done, which
 takes milliseconds, `next_chunk` answers 0 and the step goes without. So chunk sizes never depend on
@@ -16,11 +20,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from atom_lite.chunking.background import Background, Inline
 from atom_lite.chunking.cuts import Span, next_size, settle_tail
-from atom_lite.chunking.plan_search import Pipeline, Plan, most_prefills_that_matter, plan
+from atom_lite.chunking.plan_search import Pipeline, Plan, plan
 from atom_lite.chunking.planner import ChunkDecision, ChunkRequest, PlanLimits
 
 if TYPE_CHECKING:
@@ -31,6 +35,27 @@ if TYPE_CHECKING:
 EXPLORED_PARTS = 6  # of a prompt: its large chunks while there is no model
 EXPLORED_RATIO = 4  # between its large and its small chunks
 MAX_PROMPTS = 4096
+LEVEL_TOLERANCE = 0.1  # of a step's time: so much longer counts as level
+PACE_DECAY = 0.97  # a step: steps of prompts that share the pipeline shorten no faster
+
+
+class _Load(NamedTuple):
+    """What a plan depends on besides prompt and models.
+
+    The number of prefills counts up to a factor of two: a load that rises and falls by one with
+    every prompt would else have each of them planned again and again.
+    """
+
+    num_prefills: int  # rounded up to a power of two
+    beside_streams: bool
+
+
+@dataclass(slots=True)
+class _Step:
+    """The step that is being put together: the prompt it began with, and the time that is left."""
+
+    first: int
+    seconds_left: float
 
 
 @dataclass(slots=True, eq=False)
@@ -39,8 +64,8 @@ class _Prompt:
 
     span: Span
     pipeline: Pipeline | None
-    plans: dict[int, Plan] = field(default_factory=dict)  # by number of prefills
-    searching: set[int] = field(default_factory=set)
+    plans: dict[_Load, Plan] = field(default_factory=dict)
+    searching: set[_Load] = field(default_factory=set)
     has_begun: bool = False
     explored_at: int = -1  # prefix of the last chunk that was sized without a model
     num_explored: int = 0
@@ -62,7 +87,9 @@ class MakespanPlanner:
         self._pipeline: Pipeline | None = None
         self._prompts: dict[int, _Prompt] = {}
         self._num_searching = 0
-        self._num_prefills = 1
+        self._load = _Load(1, beside_streams=False)
+        self._step: _Step | None = None
+        self._pace_seconds = 0.0  # of the steps that prompts share
         self.last_plan: Plan | None = None
 
     def install(self, models: Sequence[LatencyModel]) -> None:
@@ -76,9 +103,13 @@ class MakespanPlanner:
             transfer_seconds_per_token=self._transfer_seconds_per_token,
         )
 
-    def begin_step(self, num_prefills: int) -> None:
+    def begin_step(self, num_prefills: int, *, num_streams: int = 0) -> None:
         """Note how many prompts share the pipeline; the one about to be chunked is one of them."""
-        self._num_prefills = max(num_prefills, 1)
+        prefills = 1 << max(num_prefills - 1, 0).bit_length()
+        self._load = _Load(prefills, beside_streams=num_streams > 0)
+        self._step = None
+        if prefills == 1:
+            self._pace_seconds = 0.0
 
     def prepare(self, request: ChunkRequest) -> None:
         """Begin to search the plan of a prompt that has just arrived.
@@ -101,12 +132,16 @@ class MakespanPlanner:
         size = self._planned(prompt, request.prefix_tokens)
         if size is None:
             return ChunkDecision(0, "model")
-        prompt.has_begun = True
-        return ChunkDecision(self._bounded(size, request), "model")
+        size = self._level(size, request, prompt)
+        if size:
+            prompt.has_begun = True
+        return ChunkDecision(size, "model")
 
     def forget(self, sequence_id: int) -> None:
         """Drop the prompt's plan."""
         self._prompts.pop(sequence_id, None)
+        if self._step is not None and self._step.first == sequence_id:
+            self._step = None
 
     def _prompt(self, request: ChunkRequest) -> _Prompt:
         """What is known of this prompt; starts afresh where prompt or models have changed."""
@@ -148,24 +183,64 @@ class MakespanPlanner:
     def _plan(self, prompt: _Prompt) -> Plan | None:
         """The plan for the load of now, else for another one, else None: it is searched."""
         assert prompt.pipeline is not None
-        most = most_prefills_that_matter(len(prompt.pipeline.models))
-        num_prefills = min(self._num_prefills, most)
-        if num_prefills not in prompt.plans and num_prefills not in prompt.searching:
-            self._search(prompt, num_prefills)
-        return prompt.plans.get(num_prefills) or next(iter(prompt.plans.values()), None)
+        load = self._load
+        if load not in prompt.plans and load not in prompt.searching:
+            self._search(prompt, load)
+        return prompt.plans.get(load) or next(iter(prompt.plans.values()), None)
 
-    def _search(self, prompt: _Prompt, num_prefills: int) -> None:
+    def _search(self, prompt: _Prompt, load: _Load) -> None:
         assert prompt.pipeline is not None
 
         def deliver(found: Plan) -> None:
             self._num_searching -= 1
             self.last_plan = found
-            prompt.plans[num_prefills] = found
+            prompt.plans[load] = found
 
-        prompt.searching.add(num_prefills)
+        prompt.searching.add(load)
         self._num_searching += 1
-        search = partial(plan, prompt.pipeline, prompt.span, num_prefills=num_prefills)
+        search = partial(plan, prompt.pipeline, prompt.span, **load._asdict())
         self._background.run(search, deliver)
+
+    def _level(self, size: int, request: ChunkRequest, prompt: _Prompt) -> int:
+        """The chunk as far as the step takes it and is as long as others; 0 where it waits.
+
+        Of the prompts behind the step's first a chunk goes in whole or not at all: a prompt that is
+        cut to fill another's step needs one chunk more.
+        """
+        assert prompt.pipeline is not None
+        model = prompt.pipeline.slowest(prompt.span)
+        position = request.prefix_tokens
+        if self._step is None or self._step.first == request.sequence_id:
+            size = self._bounded(size, request)
+            seconds = model.chunk_seconds(position, size)
+            pace = max(seconds, self._pace(prompt, model), PACE_DECAY * self._pace_seconds)
+            self._pace_seconds = pace
+            self._step = _Step(request.sequence_id, pace - seconds)
+            return size
+        seconds = model.chunk_seconds(position, size) - model.constant_seconds
+        left = self._step.seconds_left + LEVEL_TOLERANCE * self._pace_seconds
+        if size > request.budget_tokens or seconds > left:
+            self._step.seconds_left = -math.inf  # nor do later ones get crumbs
+            return 0
+        self._step.seconds_left -= seconds
+        return size
+
+    def _pace(self, prompt: _Prompt, model: LatencyModel) -> float:
+        """How long a step that begins with this prompt is to take, by its plan.
+
+        A prompt of one chunk has none: then the closed form of what is least for so many of its
+        kind, `sum(t) + w*max(t)` as ever, without a prefix term.
+        """
+        assert prompt.pipeline is not None
+        if not self._is_one_chunk(prompt):
+            found = self._plan(prompt)
+            assert found is not None
+            return found.peak_seconds
+        constant = model.constant_seconds
+        start, tokens = prompt.span.start, prompt.span.tokens
+        work = self._load.num_prefills * (model.chunk_seconds(start, tokens) - constant)
+        followers = max(len(prompt.pipeline.models) - 1, 1)
+        return constant + math.sqrt(constant * work / followers)
 
     def _explored(self, request: ChunkRequest, prompt: _Prompt) -> int:
         """Small and large in turn; asked twice at the same place, the same."""

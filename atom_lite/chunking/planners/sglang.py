@@ -75,7 +75,7 @@ class SglangPlanner:
     def prepare(self, request: ChunkRequest) -> None:
         """Nothing is searched."""
 
-    def begin_step(self, num_prefills: int) -> None:
+    def begin_step(self, num_prefills: int, *, num_streams: int = 0) -> None:
         """Nothing depends on the load."""
 
     def next_chunk(self, request: ChunkRequest) -> ChunkDecision:

@@ -58,7 +58,7 @@ class UnevenPlanner:
     def __init__(self) -> None:
         self._sizes = itertools.cycle((3, 17, 8, 29, 5, 40))
 
-    def begin_step(self, num_prefills: int) -> None:
+    def begin_step(self, num_prefills: int, *, num_streams: int = 0) -> None:
         pass
 
     def next_chunk(self, request: ChunkRequest) -> ChunkDecision:

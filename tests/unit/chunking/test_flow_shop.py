@@ -7,7 +7,6 @@ from atom_lite.chunking.flow_shop import (
     equal_stages_seconds,
     finish_times,
     makespan_seconds,
-    paced_seconds,
 )
 
 
@@ -38,11 +37,3 @@ def test_no_chunks_take_no_time() -> None:
 
 def test_bubbles_are_what_a_stage_does_not_compute() -> None:
     assert bubble_seconds([[1.0, 1.0], [2.0, 2.0]]) == [3.0, 1.0]
-
-
-def test_a_step_is_paced_by_the_longest_beside_it_also_of_the_next_prompt() -> None:
-    # Two in flight: 3 waits for nobody, 1 for the 3 before, 2 is longer, 3 again after the 2.
-    assert paced_seconds([3.0, 1.0, 2.0], 2) == 3.0 + 3.0 + 2.0
-    assert paced_seconds([1.0, 2.0, 3.0, 4.0], 2) == 4.0 + 2.0 + 3.0 + 4.0
-    assert paced_seconds([2.0, 1.0], 4) == 2 * 2.0
-    assert paced_seconds([2.0, 1.0, 1.5], 1) == 4.5

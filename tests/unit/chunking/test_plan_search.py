@@ -12,7 +12,7 @@ import pytest
 from atom_lite.chunking.cuts import Span, Target, chunk_times, cut
 from atom_lite.chunking.flow_shop import equal_stages_seconds, makespan_seconds
 from atom_lite.chunking.latency_model import LatencyModel
-from atom_lite.chunking.plan_search import Pipeline, Plan, plan, shared_seconds
+from atom_lite.chunking.plan_search import Pipeline, Plan, plan
 from atom_lite.chunking.planner import PlanLimits, plan_limits
 from atom_lite.chunking.planners.atom import AtomSettings, equal_latency_chunk
 from tests.fakes.exact_cuts import all_cuts, exact_objective
@@ -117,7 +117,8 @@ def test_among_other_prefills_no_level_target_and_no_fixed_size_does_better(
     planned = plan(even(KIMI, 4, limits), span, num_prefills=num_prefills)
 
     def seconds(sizes: list[int]) -> float:
-        return shared_seconds(chunk_times(KIMI, span, sizes), 4, num_prefills)
+        times = chunk_times(KIMI, span, sizes)
+        return sum(times) + 3 / num_prefills * max(times)
 
     level = [cut(KIMI, span, Target(0.05 * 1.01**step), limits) for step in range(400)]
     same = [[c.new_tokens for c in fixed_chunks(prompt, size)] for size in range(512, most, 512)]
@@ -144,6 +145,28 @@ def test_other_prefills_make_chunks_larger() -> None:
     assert sum(chunk_times(KIMI, Span(0, 32768), shared.sizes)) < sum(
         chunk_times(KIMI, Span(0, 32768), sole.sizes)
     )
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8])
+@pytest.mark.parametrize("num_prefills", [1, 4])
+@pytest.mark.parametrize("prompt", [300, 8192, 131072])
+@pytest.mark.parametrize("factor", [1.0, 1.3])
+def test_beside_streams_steps_are_shorter_and_the_prompt_hardly_later(
+    prompt: int, num_prefills: int, stages: int, factor: float
+) -> None:
+    models = (*(SERVED,) * (stages - 1), scaled(SERVED, factor))
+    pipeline = Pipeline(models=models, limits=plan_limits(2048))
+    alone = plan(pipeline, Span(0, prompt), num_prefills=num_prefills)
+    beside = plan(pipeline, Span(0, prompt), num_prefills=num_prefills, beside_streams=True)
+    assert sum(beside.sizes) == prompt
+    assert beside.peak_seconds <= alone.peak_seconds
+    assert beside.objective_seconds <= 1.03 * alone.objective_seconds
+
+
+def test_beside_streams_a_flat_optimum_is_used_for_shorter_steps() -> None:
+    alone = plan(even(SMALL, 2), Span(0, 8192))
+    beside = plan(even(SMALL, 2), Span(0, 8192), beside_streams=True)
+    assert beside.peak_seconds <= 0.7 * alone.peak_seconds
 
 
 def test_short_prompts_are_pipelined() -> None:

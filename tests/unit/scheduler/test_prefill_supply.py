@@ -22,7 +22,7 @@ class SupplyLog(CappedChunks):
         super().__init__(8)
         self.supplies: list[int] = []
 
-    def begin_step(self, num_prefills: int) -> None:
+    def begin_step(self, num_prefills: int, *, num_streams: int = 0) -> None:
         self.supplies.append(num_prefills)
 
 

@@ -105,6 +105,42 @@ def test_other_prefills_make_chunks_larger_without_a_gate() -> None:
     assert among.next_chunk(request(0, 8192)) == alone.next_chunk(request(0, 8192))
 
 
+def test_a_load_that_rises_and_falls_costs_few_searches() -> None:
+    searches = Deferred()
+    made = MakespanPlanner(LIMITS, background=searches)
+    made.install((SERVED,) * 4)
+    for num_prefills in (5, 6, 7, 8, 7, 6, 5):
+        made.begin_step(num_prefills)
+        made.next_chunk(request(0, 8192))
+    assert searches.num_waiting == 1
+
+
+def test_a_steps_second_prompt_gets_its_whole_chunk_or_nothing() -> None:
+    made = planner()
+    made.begin_step(2)
+    first = made.next_chunk(request(0, 8192, id=1)).tokens
+    assert made.next_chunk(request(0, 8192, budget=2048 - first, id=2)).tokens == 0
+    assert made.next_chunk(request(0, 130, budget=2048 - first, id=3)).tokens == 0  # no crumbs
+    made.begin_step(2)
+    assert made.next_chunk(request(8000, 192, id=1)).tokens == 192
+    assert made.next_chunk(request(0, 130, budget=1856, id=4)).tokens == 130
+
+
+def test_the_first_prompt_of_a_step_may_be_asked_again() -> None:
+    made = planner()
+    made.begin_step(2)
+    first = made.next_chunk(request(0, 8192, id=1))
+    assert made.next_chunk(request(0, 8192, id=1)) == first
+    made.forget(1)
+    assert made.next_chunk(request(0, 8192, id=2)).tokens > 0
+
+
+def test_beside_streams_chunks_are_smaller() -> None:
+    alone, beside = planner(), planner()
+    beside.begin_step(1, num_streams=3)
+    assert max(serve(beside, 8192)) < max(serve(alone, 8192))
+
+
 def test_a_new_model_is_planned_with_at_once() -> None:
     made = planner()
     made.next_chunk(request(0, 8192))

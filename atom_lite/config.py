@@ -312,7 +312,7 @@ class StructuredOutputsConfig:
 
     structured_outputs_backend: str = setting(
         "auto",
-        "Grammar library. auto: xgrammar where it is exact and quick to load, else guidance.",
+        "Grammar library. auto: xgrammar where it is exact and quick, else guidance.",
         choices=("auto", "xgrammar", "guidance"),
     )
     grammar_compile_timeout_seconds: float = setting(

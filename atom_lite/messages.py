@@ -65,8 +65,8 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """A compiled grammar that every output token must keep to.
 
     `key` names it among all grammars of a run, so that a stage that still knows it need not read
-    `compiled` again. Of "xgrammar" `compiled` is what CompiledGrammar.serialize_json() gives, of
-    "guidance" the grammar text that an LLMatcher reads; both are for the vocabulary that
+    `compiled` again. Of "xgrammar" `compiled` is what Grammar.serialize_json() gives, of "guidance"
+    the grammar text that an LLMatcher reads; both were tried out with the vocabulary that
     `worker/grammar_vocabulary.py` makes of the same pieces.
 
     EOS is allowed only where the grammar may end, and ends the sequence with "stop", also with

@@ -2,12 +2,12 @@
 
     backend     JSON schema, choice          regular expression, Lark   GBNF, structural tag
     auto        xgrammar where it is exact   llguidance                 xgrammar
-                and small, else llguidance
+                and quick, else llguidance
     xgrammar    xgrammar                     xgrammar                   xgrammar
     guidance    llguidance                   llguidance                 refused
 
 xgrammar's masks cost 2 to 8 us, llguidance's 30 to 90 us (49152 tokens, one core); llguidance does
-all of a schema or says what it cannot, loads a large one 20 times as fast, and bounds its own work.
+all of a schema or says what it cannot, and bounds its own work.
 
 Runs in the grammar compiler's processes.
 """
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from atom_lite.engine.grammar_guidance import GuidanceBackend
 from atom_lite.engine.grammar_schema import prepare_schema
+from atom_lite.engine.grammar_trial import TooCostlyError
 from atom_lite.engine.grammar_xgrammar import NotForXgrammarError, XgrammarBackend
 from atom_lite.errors import RequestError
 
@@ -30,12 +31,8 @@ if TYPE_CHECKING:
 
     Compiled: TypeAlias = "tuple[Literal['xgrammar', 'guidance'], bytes]"
 
-# Read in about 6 ms, for which a step of the last stage may have to wait, and all streams with it.
-# What is longer than so many characters will be larger, and is not tried.
-MAX_XGRAMMAR_BYTES_IF_AUTO = 128 * 1024
-MAX_XGRAMMAR_CHARS_IF_AUTO = 1024
-# About 100 ms, which an operator who insists on xgrammar accepts.
-MAX_XGRAMMAR_BYTES = 2 * 1024 * 1024
+# Beyond these, llguidance is ready 10 times as soon.
+MAX_XGRAMMAR_CHARS_IF_AUTO = 16 * 1024
 
 
 class GrammarCompiler:
@@ -48,10 +45,7 @@ class GrammarCompiler:
     """
 
     def __init__(self, pieces: Sequence[bytes], eos_token_ids: Sequence[int], backend: str) -> None:
-        limit = MAX_XGRAMMAR_BYTES_IF_AUTO if backend == "auto" else MAX_XGRAMMAR_BYTES
-        self._xgrammar = (
-            None if backend == "guidance" else XgrammarBackend(pieces, eos_token_ids, limit)
-        )
+        self._xgrammar = None if backend == "guidance" else XgrammarBackend(pieces, eos_token_ids)
         self._guidance = None if backend == "xgrammar" else GuidanceBackend(pieces, eos_token_ids)
 
     def compile(self, spec: GrammarSpec) -> Compiled:
@@ -89,7 +83,7 @@ class GrammarCompiler:
         if self._xgrammar is not None and len(spec.text) <= MAX_XGRAMMAR_CHARS_IF_AUTO:
             try:
                 return "xgrammar", compile_by(self._xgrammar)
-            except NotForXgrammarError:
+            except (NotForXgrammarError, TooCostlyError):
                 pass  # the other one has its own limits
         return "guidance", compile_by(self._guidance)
 

@@ -1,11 +1,12 @@
-"""Grammars for xgrammar: compiled here with all token masks, sent on as serialized text.
+"""Grammars for xgrammar: turned into its rules and tried out here, sent on as those rules.
 
 The only backend of GBNF grammars and structural tags. Runs in the grammar compiler's processes;
-the last stage only reads what is written here.
+the last stage compiles the rules and makes each token mask when it is first needed.
 
-What is written grows with the square of a grammar's rules (each rule's automaton repeats all): 126
-kB for ten string properties, 4 MB for a hundred, read in 6 and 170 ms. That is why `too large` is
-an answer, and llguidance takes over where it can.
+Why not the compiled grammar with its masks: for a small object that is 3.7 MB, of which all but
+200 kB are the states of the whitespace (up to 20 characters at each place), read in 45 ms. Its
+rules are 6 kB, those of an object of a hundred properties 30 kB, compiled in 0.6 and 2.9 ms; a mask
+that is made when it is needed adds at most 1 ms, once for each state that an output comes through.
 """
 
 from __future__ import annotations
@@ -23,22 +24,30 @@ from typing import TYPE_CHECKING, Any
 
 from atom_lite.engine.grammar_guidance import MAX_WHITESPACE_CHARS
 from atom_lite.engine.grammar_schema import beyond_xgrammar, prepare_schema, refuse
+from atom_lite.engine.grammar_trial import GrammarTrial
 from atom_lite.errors import RequestError
 from atom_lite.worker.grammar_vocabulary import xgrammar_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from xgrammar.grammar import Grammar
+
     from atom_lite.engine.grammar_schema import Schema
     from atom_lite.ipc.grammar_messages import GrammarSpec
 
+# The rule that xgrammar makes for the characters of a string of bounded length lets control
+# characters through, which JSON does not have. One class of characters is much cheaper to repeat
+# than a choice, so there are no escapes in it either.
+_CHARACTERS = re.compile(r'^(\w+_characters ::= )\(\(\[\^\\"\\\\\\r\\n\]\)\)$', re.MULTILINE)
+_JSON_CHARACTERS = r'\1[^\\0-\\x1f\\x7f\\"\\\\]'
 _WARNING = re.compile(r"Warning: (.*)")
 _SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Check failed: \(.*?\) is false: )?")
 _STDERR = 2
 
 
 class NotForXgrammarError(RequestError):
-    """Not exact with xgrammar, or too large for the last stage; llguidance may do it."""
+    """Not exact with xgrammar; llguidance may do it."""
 
 
 def load_xgrammar_alone() -> None:
@@ -66,43 +75,39 @@ class XgrammarBackend:
     Args:
         pieces: the bytes of each token.
         eos_token_ids: tokens that end the output.
-        max_bytes: of a compiled grammar.
 
     Raises:
         RequestError: what is asked for cannot be done; the message says why.
     """
 
-    def __init__(
-        self, pieces: Sequence[bytes], eos_token_ids: Sequence[int], max_bytes: int
-    ) -> None:
-        from xgrammar.compiler import GrammarCompiler
-
-        # One thread: it must not compete with the model for cores, and the process may be forked.
-        # No cache: each grammar is compiled in a process of its own.
-        self._compiler = GrammarCompiler(
-            xgrammar_vocabulary(pieces, eos_token_ids), max_threads=1, cache_enabled=False
-        )
-        self._num_words = (len(pieces) + 31) // 32
-        self._max_bytes = max_bytes
+    def __init__(self, pieces: Sequence[bytes], eos_token_ids: Sequence[int]) -> None:
+        self._info = xgrammar_vocabulary(pieces, eos_token_ids)
+        self._trial = GrammarTrial(self._info, len(pieces), eos_token_ids)
 
     def json_schema(self, schema: Schema, spec: GrammarSpec) -> bytes:
         """JSON that a prepared schema allows."""
+        from xgrammar.grammar import Grammar
+
         if (place := beyond_xgrammar(schema)) is not None:
             refuse(place, "this is not supported by xgrammar", NotForXgrammarError)
         if spec.whitespace_pattern is not None:
             raise NotForXgrammarError("'whitespace_pattern' is not supported by xgrammar")
-        return self._compiled(
-            lambda: self._compiler.compile_json_schema(
-                json.dumps(schema),
-                any_whitespace=spec.any_whitespace,
-                max_whitespace_cnt=MAX_WHITESPACE_CHARS if spec.any_whitespace else None,
-                strict_mode=False,  # objects are closed by prepare_schema
+        return self._tried(
+            lambda: _without_control_characters(
+                Grammar.from_json_schema(
+                    json.dumps(schema),
+                    any_whitespace=spec.any_whitespace,
+                    max_whitespace_cnt=MAX_WHITESPACE_CHARS if spec.any_whitespace else None,
+                    strict_mode=False,  # objects are closed by prepare_schema
+                )
             )
         )
 
     def regex(self, pattern: str) -> bytes:
         """Text that a regular expression (ECMA's syntax) matches from beginning to end."""
-        return self._compiled(lambda: self._compiler.compile_regex(pattern))
+        from xgrammar.grammar import Grammar
+
+        return self._tried(lambda: Grammar.from_regex(pattern))
 
     def choice(self, choices: Sequence[str]) -> bytes:
         """One of some texts."""
@@ -111,45 +116,41 @@ class XgrammarBackend:
 
     def gbnf(self, text: str) -> bytes:
         """Text of a grammar in llama.cpp's notation, beginning at `root`."""
-        return self._compiled(lambda: self._compiler.compile_grammar(text))
+        from xgrammar.grammar import Grammar
+
+        return self._tried(lambda: Grammar.from_ebnf(text))
 
     def lark(self, text: str) -> bytes:
         """Text of a grammar in Lark's notation, beginning at `start`."""
-        return self._compiled(lambda: self._compiler.compile_lark(text))
+        from xgrammar.grammar import Grammar
+
+        return self._tried(lambda: Grammar.from_lark(text, tokenizer_info=self._info))
 
     def structural_tag(self, text: str) -> bytes:
         """Free text in which tags have contents of a given form."""
-        tag = json.dumps(_prepared_tag(text))
-        return self._compiled(lambda: self._compiler.compile_structural_tag(tag))
+        from xgrammar.grammar import Grammar
 
-    def _compiled(self, compile_it: Callable[[], Any]) -> bytes:
+        tag = json.dumps(_prepared_tag(text))
+        return self._tried(lambda: _without_control_characters(Grammar.from_structural_tag(tag)))
+
+    def _tried(self, make: Callable[[], Grammar]) -> bytes:
         with _collected_warnings() as warnings:
             try:
-                grammar = compile_it()
-                allows_any = self._allows_any(grammar)
-                text = grammar.serialize_json() if allows_any else ""
+                grammar = make()
+                self._trial.check(grammar)
             except RuntimeError as error:
                 raise RequestError(_cleaned(str(error))) from None
         if warnings:
             raise RequestError(warnings[0])
-        if not allows_any:
-            raise RequestError("it allows no output at all")
-        data: bytes = text.encode()
-        if len(data) > self._max_bytes:
-            raise NotForXgrammarError(
-                f"it is too large: compiled it has {len(data)} bytes, at most {self._max_bytes}"
-            )
-        return data
+        return grammar.serialize_json().encode()
 
-    def _allows_any(self, grammar: Any) -> bool:
-        """Whether any token may come first; the library's own matcher class needs torch."""
-        import numpy as np
 
-        core: Any = importlib.import_module("xgrammar.base")._core
-        mask = np.zeros((1, self._num_words), dtype=np.int32)
-        matcher = core.GrammarMatcher(grammar._handle, None, False, -1, None)
-        matcher.fill_next_token_bitmask(mask, 0, False)
-        return bool(mask.any())
+def _without_control_characters(grammar: Grammar) -> Grammar:
+    """The same grammar, its bounded strings free of characters that JSON must escape."""
+    from xgrammar.grammar import Grammar
+
+    text, num_rules = _CHARACTERS.subn(_JSON_CHARACTERS, str(grammar))
+    return Grammar.from_ebnf(text) if num_rules else grammar
 
 
 @contextmanager

@@ -1,7 +1,8 @@
-"""Reads compiled grammars on a thread of its own, and keeps those that may be wanted again.
+"""Reads grammars on a thread of its own, and keeps those that may be wanted again.
 
 Why a thread: importing the two libraries and reading the vocabulary takes a second, which passes
-while the weights load; a grammar takes up to 100 ms, which passes while its prompt is computed.
+while the weights load; a grammar takes 1 ms, at most 0.25 s, which passes while its prompt is
+computed.
 
 Runs on the last stage. Must not touch torch: only the forward thread may (`engine.forward_thread`).
 """
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from atom_lite.messages import Grammar
     from atom_lite.worker.grammar_matchers import Matcher
 
-# Compiled grammars that are kept, by the size in which they came.
+# Grammars that are kept, by what they have grown to.
 MAX_CACHED_BYTES = 64 * 1024 * 1024
 MAX_CACHED = 1024
 
@@ -49,10 +50,14 @@ class CachedGrammar:
     long, so each thread may set it and all read it.
     """
 
-    num_bytes: int
     eos_token_ids: tuple[int, ...] = ()
     template: Template | None = None
     failure: GrammarError | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """About what it takes up by now."""
+        return 0 if self.template is None else self.template.num_bytes
 
 
 class Follower:
@@ -134,7 +139,7 @@ class GrammarLoader:
         return follower
 
     def _read(self, grammar: Grammar) -> CachedGrammar:
-        cached = CachedGrammar(num_bytes=len(grammar.compiled))
+        cached = CachedGrammar()
         try:
             if self._templates is None:
                 raise ConfigError("this stage was started without a vocabulary")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     from llguidance import LLMatcher, LLTokenizer
     from numpy.typing import NDArray
-    from xgrammar import GrammarMatcher, TokenizerInfo
+    from xgrammar import GrammarCompiler, GrammarMatcher, TokenizerInfo
 
     from atom_lite.messages import Grammar
 
@@ -71,6 +71,11 @@ class Matcher(Protocol):
 class Template(Protocol):
     """A grammar that is ready to be followed by any number of sequences."""
 
+    @property
+    def num_bytes(self) -> int:
+        """About what it takes up by now."""
+        ...
+
     def matcher(self) -> Matcher:
         """One at the grammar's start."""
         ...
@@ -88,7 +93,7 @@ class TemplateLoader:
         if not eos_token_ids:
             raise GrammarError("the model has no end-of-sequence token, so no output could end")
         self.eos_token_ids = tuple(eos_token_ids)
-        self._tokenizer_info = xgrammar_vocabulary(pieces, eos_token_ids)
+        self._compiler = _lazy_compiler(xgrammar_vocabulary(pieces, eos_token_ids))
         self._tokenizer = guidance_vocabulary(pieces, eos_token_ids)
 
     def load(self, grammar: Grammar) -> Template:
@@ -98,23 +103,37 @@ class TemplateLoader:
             GrammarError: it is not what its library compiles for this vocabulary.
         """
         if grammar.backend == "xgrammar":
-            return _XgrammarTemplate(grammar.compiled, self._tokenizer_info)
+            return _XgrammarTemplate(grammar.compiled, self._compiler)
         return _GuidanceTemplate(grammar.compiled, self._tokenizer)
 
 
 # ---------------------------------------------------------------- xgrammar
 
 
-class _XgrammarTemplate:
-    """See Template."""
+def _lazy_compiler(info: TokenizerInfo) -> GrammarCompiler:
+    """Makes each mask when it is first needed, on the thread that needs it."""
+    from xgrammar import GrammarCompiler
 
-    def __init__(self, compiled: bytes, info: TokenizerInfo) -> None:
-        from xgrammar import CompiledGrammar
+    return GrammarCompiler(
+        info, max_threads=1, cache_enabled=False, enable_dynamic_compilation=True
+    )
+
+
+class _XgrammarTemplate:
+    """See Template. Its masks come to be while it is followed, and are kept."""
+
+    def __init__(self, rules: bytes, compiler: GrammarCompiler) -> None:
+        from xgrammar import Grammar
 
         try:
-            self._compiled = CompiledGrammar.deserialize_json(compiled.decode(), info)
+            self._compiled = compiler.compile_grammar(Grammar.deserialize_json(rules.decode()))
         except (RuntimeError, UnicodeDecodeError) as error:
             raise GrammarError(f"xgrammar cannot read it: {error}") from error
+
+    @property
+    def num_bytes(self) -> int:
+        """See Template."""
+        return self._compiled.memory_size_bytes
 
     def matcher(self) -> Matcher:
         """See Template."""
@@ -150,6 +169,12 @@ class _GuidanceTemplate:
 
         self._first = LLMatcher(tokenizer, compiled.decode(), log_level=0)
         _check(self._first, status=500)
+        self._num_bytes = len(compiled)
+
+    @property
+    def num_bytes(self) -> int:
+        """See Template."""
+        return self._num_bytes
 
     def matcher(self) -> Matcher:
         """See Template."""

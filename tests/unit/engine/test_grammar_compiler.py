@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher
-from xgrammar import CompiledGrammar, GrammarMatcher
+from xgrammar import Grammar as XgrammarGrammar
+from xgrammar import GrammarCompiler as XgrammarCompiler
+from xgrammar import GrammarMatcher
 
-from atom_lite.engine import grammar_compiler
+from atom_lite.engine import grammar_trial
 from atom_lite.engine.grammar_compiler import GrammarCompiler
 from atom_lite.engine.grammar_guidance import MAX_WHITESPACE_CHARS
 from atom_lite.errors import RequestError
@@ -55,7 +57,8 @@ def matcher(backend: str, compiled: bytes) -> Callable[[str], bool]:
             return copy.try_consume_tokens(ids) == len(ids) and copy.is_accepting()
 
         return takes
-    grammar = CompiledGrammar.deserialize_json(compiled.decode(), for_xgrammar)
+    lazy = XgrammarCompiler(for_xgrammar, cache_enabled=False, enable_dynamic_compilation=True)
+    grammar = lazy.compile_grammar(XgrammarGrammar.deserialize_json(compiled.decode()))
 
     def accepts(text: str) -> bool:
         follower = GrammarMatcher(grammar)
@@ -146,6 +149,29 @@ def test_constraint_that_xgrammar_ignores_is_kept(
 @pytest.mark.parametrize("schema", [row[0] for row in STRICT if "format" not in row[0]], ids=str)
 def test_constraint_that_xgrammar_ignores_is_refused_where_only_it_may_be_used(schema: Any) -> None:
     assert "not supported by xgrammar" in refusal("xgrammar", "json_schema", schema)
+
+
+SHORT = {"type": "string", "minLength": 2, "maxLength": 3}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("schema", [SHORT, {"type": "string", "minLength": 2}], ids=str)
+def test_bounded_string_has_no_raw_control_characters(backend: str, schema: Any) -> None:
+    takes = taking(backend, "json_schema", schema)
+    assert takes('"a\u00e9"')
+    assert takes('"x\u65e5\u672c"')
+    for code in range(32):
+        assert not takes(f'"a{chr(code)}"'), code
+    for wrong in ('"a"', '"a""', '"a\\"'):
+        assert not takes(wrong)
+
+
+def test_bounded_string_of_a_tag_has_no_raw_control_characters() -> None:
+    tag = {**OLD_TAG, "structures": [{"begin": "<f>", "schema": SHORT, "end": "</f>"}]}
+    takes = taking("auto", "structural_tag", tag)
+    assert takes('free text <f>"ab"</f> and more')
+    assert not takes('free text <f>"a\t"</f> and more')
+    assert not takes('free text <f>"abcd"</f> and more')
 
 
 BOUND = st.integers(-120, 120)
@@ -309,19 +335,46 @@ def test_guidance_alone_says_what_needs_the_other() -> None:
         assert "--structured-outputs-backend" in refusal("guidance", kind, text)
 
 
-def test_what_is_slow_to_load_is_compiled_by_guidance_or_refused() -> None:
-    names = [f"property_{number}" for number in range(60)]
-    wide = {"type": "object", "properties": {name: {"type": "string"} for name in names}}
-    backend, text = compiled("auto", "json_schema", wide)
-    assert backend == "guidance"
-    assert len(text) < 10_000
-    assert "too large" in refusal("xgrammar", "json_schema", wide)
+def wide(num_properties: int) -> dict[str, Any]:
+    names = [f"property_{number}" for number in range(num_properties)]
+    return {"type": "object", "properties": {name: {"type": "string"} for name in names}}
 
 
-def test_auto_falls_back_when_xgrammars_result_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_compiler, "MAX_XGRAMMAR_BYTES_IF_AUTO", 1000)
-    limited = GrammarCompiler(PIECES, [EOS], "auto")
-    assert limited.compile(GrammarSpec(kind="choice", text='["a"]'))[0] == "xgrammar"
-    spec = GrammarSpec(kind="json_schema", text=json.dumps(PERSON))
-    assert limited.compile(spec)[0] == "guidance"
-    assert compiler("auto").compile(spec)[0] == "xgrammar"
+@pytest.mark.parametrize(
+    "schema",
+    [PERSON, wide(60), {"type": "object"}, {"type": "array", "items": PERSON}],
+    ids=["person", "60 properties", "any object", "array"],
+)
+def test_an_ordinary_schema_is_xgrammars_and_small(schema: Any) -> None:
+    backend, rules = compiled("auto", "json_schema", schema)
+    assert backend == "xgrammar"
+    assert len(rules) < 64_000
+    assert taking("auto", "json_schema", wide(60))('{\n  "property_7": "x"\n}')
+
+
+def test_a_long_schema_is_guidances_unless_only_xgrammar_may_be_used() -> None:
+    assert compiled("auto", "json_schema", wide(500))[0] == "guidance"
+    assert compiled("xgrammar", "json_schema", wide(500))[0] == "xgrammar"
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        ("MAX_MASK_BYTES", "its masks take"),
+        ("MAX_LOAD_SECONDS", "reading it takes"),
+        ("MAX_TOKEN_SECONDS", "finding the tokens"),
+    ],
+)
+def test_what_costs_xgrammar_too_much_is_guidances_or_refused(
+    monkeypatch: pytest.MonkeyPatch, limit: str, words: str
+) -> None:
+    monkeypatch.setattr(grammar_trial, limit, 0)
+    assert compiled("auto", "json_schema", PERSON)[0] == "guidance"
+    assert words in refusal("xgrammar", "json_schema", PERSON)
+    assert words in refusal("auto", "grammar", 'root ::= "a" root | "b"')
+
+
+def test_a_trial_ends_where_no_token_goes_on() -> None:
+    takes = taking("xgrammar", "choice", ["only this"])
+    assert takes("only this")
+    assert "no output" in refusal("xgrammar", "grammar", "root ::= root")

@@ -224,6 +224,8 @@ def test_a_library_that_gives_up_for_want_of_tokens_blames_the_request(loader):
 class SlowMatcher:
     """Takes as much CPU time for a mask as it is told, and allows everything."""
 
+    num_bytes = 1
+
     def __init__(self, seconds):
         self.seconds = seconds
         self.threads = set()
@@ -248,7 +250,7 @@ def burn(seconds):
 
 def test_a_grammar_whose_masks_take_too_long_is_refused_from_then_on(loader):
     slow = SlowMatcher(0.0)
-    loader._cache["xgrammar", "slow"] = CachedGrammar(num_bytes=1, template=slow)
+    loader._cache["xgrammar", "slow"] = CachedGrammar(template=slow)
     grammar = Grammar(key="slow", backend="xgrammar", compiled=b"")
     stage = Stage(loader, mask_seconds=0.02)
     stage.step(starts=[start_of(key, grammar) for key in (1, 2)])

@@ -170,11 +170,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         return self.limits.pipeline_depth
 
     def check_depth(self) -> None:
-        """Before a plan goes out: it has a slot, and only prefill alone has run ahead by one."""
+        """Before a plan goes out: it has a slot, and none has run ahead of a stream."""
         away = len(self.in_flight)
         slots = sum(plan.acknowledge or plan.step_id > self.handed_on for plan in self.in_flight)
         assert slots < self.depth and away <= self.depth
-        if self.ready | self.awaiting:
+        drawing_on = {i for i in self.awaiting if len(self.outputs.get(i, ())) + 1 < self.most(i)}
+        if self.ready | drawing_on:
             assert away < self.depth, "ran ahead of a decode"
 
     def check_plan(self, plan: StepPlan) -> None:
@@ -245,6 +246,16 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.ready.discard(sequence_id)
                 self.check_end(event)
 
+    def most(self, sequence_id: int) -> int:
+        """Tokens that a sequence may have drawn."""
+        message = self.submissions[sequence_id]
+        prompt = len(message.prompt_token_ids)
+        return min(
+            message.sampling.max_tokens,
+            self.limits.max_model_len - prompt,
+            self.limits.pool_tokens + 1 - prompt,
+        )
+
     def check_end(self, end: SequenceFinished) -> None:
         message = self.submissions[end.sequence_id]
         output = self.outputs.get(end.sequence_id, [])
@@ -254,11 +265,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             least = min(message.sampling.max_tokens, 1)
             assert end.error_status == 400 and (prompt < 1 or prompt + least > room)
             return
-        most = min(
-            message.sampling.max_tokens,
-            self.limits.max_model_len - prompt,
-            self.limits.pool_tokens + 1 - prompt,
-        )
+        most = self.most(end.sequence_id)
         full = expected_output(message, most, self.limits.eos_token_ids)
         assert end.num_output_tokens == len(output)
         assert output == full[: len(output)], "the schedule changed the tokens"

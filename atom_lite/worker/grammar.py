@@ -10,42 +10,32 @@ one step later, when its row is planned again (the last one never: nobody needs 
     filler                        accepts and fills, row by row        |
 
 What fails, fails for one sequence: a token that is refused, a grammar that does not load, a library
-that raises, and a mask that takes longer than `MASK_SECONDS`. Where the cost of a mask grows at all
-it grows token by token, so the first one above the limit is not far above it; a grammar that was
-too slow once is refused from then on.
+that raises, and masks that take too long (`grammar_filler`).
 
 Runs on the last stage. Must not know how a token is drawn. Shapes: R sampled rows of a step, V ids.
 """
 
 from __future__ import annotations
 
-import logging
-import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from atom_lite.worker.grammar_filler import MASK_SECONDS, Filled, MaskFiller, Work
 from atom_lite.worker.grammar_loader import Follower
-from atom_lite.worker.grammar_matchers import GrammarError
 from atom_lite.worker.token_masks import forbid, full_masks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from atom_lite.messages import StepPlan
     from atom_lite.worker.grammar_loader import GrammarLoader
+    from atom_lite.worker.grammar_matchers import GrammarError
     from atom_lite.worker.inputs import SampledRow
     from atom_lite.worker.sequence_table import SequenceTable
-
-# CPU time for one mask of one sequence; what the compiler lets pass takes a hundredth, but for
-# ambiguous grammars of the client's own.
-MASK_SECONDS = 0.25
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -57,19 +47,11 @@ class _Live:
     num_seen: int  # output tokens that the follower was given
 
 
-class _Work(NamedTuple):
-    """One row of a step's masks."""
-
-    row: int
-    follower: Future[Follower]
-    token_ids: list[int]  # to accept first
-
-
-class StepMasks(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StepMasks:
     """The masks of one step, being filled while the layers run."""
 
-    masks: NDArray[np.int32]
-    job: Future[dict[int, GrammarError]]
+    finish: Callable[[], Filled]
 
     def apply(self, logits: Tensor) -> dict[int, GrammarError]:
         """Wait for the masks, and forbid what they forbid.
@@ -80,9 +62,9 @@ class StepMasks(NamedTuple):
         Returns:
             Why the sequences of some rows cannot go on; what is drawn for those means nothing.
         """
-        errors = self.job.result()
-        forbid(logits, self.masks)
-        return errors
+        filled = self.finish()
+        forbid(logits, filled.masks)
+        return filled.errors
 
 
 class GrammarMasks:
@@ -99,9 +81,8 @@ class GrammarMasks:
     ) -> None:
         self._vocab_size = vocab_size
         self._loader = loader
-        self._mask_seconds = mask_seconds
         self._live: dict[int, _Live] = {}
-        self._filler = ThreadPoolExecutor(1, thread_name_prefix="grammar-filler")
+        self._filler = MaskFiller(mask_seconds=mask_seconds)
 
     def __len__(self) -> int:
         return len(self._live)
@@ -131,39 +112,9 @@ class GrammarMasks:
                 continue
             first = drawn.sequence.num_prompt_tokens + live.num_seen
             token_ids = table.token_ids(drawn.sequence)[first:].tolist()
-            work.append(_Work(row, live.follower, token_ids))
+            work.append(Work(row, live.follower, token_ids))
             live.num_seen = drawn.output_index
         if not work:
             return None
-        masks = full_masks(len(sampled), self._vocab_size)
-        return StepMasks(masks, self._filler.submit(self._fill, masks, work))
-
-    def _fill(self, masks: NDArray[np.int32], work: list[_Work]) -> dict[int, GrammarError]:
-        errors = {}
-        for row, follower, token_ids in work:
-            try:
-                self._fill_row(follower.result(), token_ids, masks, row)
-            except Exception as error:  # noqa: BLE001  of two libraries; it ends this sequence alone
-                status = error.status if isinstance(error, GrammarError) else 500
-                reason = f"the output cannot follow its grammar: {error}"
-                errors[row] = GrammarError(reason, status=status)
-                logger.warning("A sequence ends: %s", reason)
-                masks[row] = -1
-        return errors
-
-    def _fill_row(
-        self, follower: Follower, token_ids: list[int], masks: NDArray[np.int32], row: int
-    ) -> None:
-        if follower.grammar.failure is not None:
-            raise follower.grammar.failure.with_traceback(None)
-        started = time.thread_time()
-        follower.advance(token_ids)
-        follower.fill(masks, row)
-        seconds = time.thread_time() - started
-        if seconds > self._mask_seconds:
-            follower.grammar.failure = GrammarError(
-                f"to find the tokens that it allows took {seconds:.2f} s, at most "
-                f"{self._mask_seconds:g} s are given",
-                status=400,
-            )
-            raise follower.grammar.failure
+        rows = self._filler.begin(full_masks(len(sampled), self._vocab_size), work)
+        return StepMasks(lambda: self._filler.finish(rows))

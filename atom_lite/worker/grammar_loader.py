@@ -71,6 +71,14 @@ class Follower:
         self._matcher: Matcher = grammar.template.matcher()
         self._eos_token_ids = grammar.eos_token_ids
         self._has_ended = False
+        self._used_seconds = 0.0
+        self._num_masks = 0
+
+    def use(self, seconds: float) -> tuple[float, int]:
+        """Count what one mask took; what all took so far, and how many they are."""
+        self._used_seconds += seconds
+        self._num_masks += 1
+        return self._used_seconds, self._num_masks
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Accept the next output tokens; after EOS (ignore_eos) only EOS can come.

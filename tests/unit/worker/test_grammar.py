@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from atom_lite.messages import Grammar, SamplingParams, SequenceStart, StepPlan, StepRow
-from atom_lite.worker import grammar_loader
+from atom_lite.worker import grammar_filler, grammar_loader
 from atom_lite.worker.grammar import GrammarMasks
 from atom_lite.worker.grammar_loader import CachedGrammar, GrammarLoader
 from atom_lite.worker.inputs import SampledRow
@@ -242,6 +242,21 @@ class SlowMatcher:
         masks[row] = -1
 
 
+class StuckMatcher(SlowMatcher):
+    """Burns CPU time until it is let go."""
+
+    def __init__(self):
+        super().__init__(0.0)
+        self.is_let_go = threading.Event()
+        self.has_ended = threading.Event()
+
+    def fill(self, masks, row):
+        while not self.is_let_go.is_set():
+            burn(0.001)
+        masks[row] = 0
+        self.has_ended.set()
+
+
 def burn(seconds):
     end = time.thread_time() + seconds
     while time.thread_time() < end:
@@ -262,6 +277,36 @@ def test_a_grammar_whose_masks_take_too_long_is_refused_from_then_on(loader):
     assert "0.02 s are given" in stage.step(starts=[start_of(3, grammar)])[0]
     assert len(slow.threads) == 1
     assert threading.current_thread().name not in slow.threads
+
+
+def test_a_mask_that_does_not_end_fails_its_row_while_the_others_go_on(loader):
+    stuck = StuckMatcher()
+    loader._cache["xgrammar", "stuck"] = CachedGrammar(template=stuck)
+    bad = Grammar(key="stuck", backend="xgrammar", compiled=b"")
+    stage = Stage(loader, mask_seconds=0.05)
+    starts = [start_of(key, bad if key == 2 else YES_OR_NO["xgrammar"]) for key in (1, 2, 3)]
+    before, error, after = stage.step(starts=starts)
+    assert before == after == {YES, NO, Y, WORDS["n"]}
+    assert "0.05 s are given" in error
+    assert stage.statuses == [400]
+    assert stage.step(drops=[(2, 0)], decodes={1: Y, 3: YES}) == [{E}, set(EOS)]
+    stuck.is_let_go.set()
+    assert stuck.has_ended.wait(20)
+    assert stage.step(decodes={1: E, 3: EOS[0]}) == [{S}, set(EOS)]
+    assert "0.05 s are given" in stage.step(starts=[start_of(4, bad)])[0]
+
+
+def test_a_grammar_that_is_always_slow_uses_up_what_its_sequence_is_given(loader, monkeypatch):
+    monkeypatch.setattr(grammar_filler, "SPARE_SECONDS", 0.03)
+    monkeypatch.setattr(grammar_filler, "TOKEN_SECONDS", 0.001)
+    slow = SlowMatcher(0.02)
+    loader._cache["xgrammar", "always slow"] = CachedGrammar(template=slow)
+    grammar = Grammar(key="always slow", backend="xgrammar", compiled=b"")
+    stage = Stage(loader, mask_seconds=10.0)
+    assert stage.step(starts=[start_of(1, grammar)]) == [set(range(V))]
+    (error,) = stage.step(decodes={1: 20})
+    assert "for 2 tokens" in error
+    assert stage.statuses == [400]
 
 
 def test_the_cache_of_grammars_is_bounded(loader, monkeypatch):

@@ -17,6 +17,7 @@ import threading
 import msgspec
 
 from atom_lite.config import Config
+from atom_lite.engine.without_transformers import stand_in_for_transformers
 from atom_lite.errors import ConfigError
 from atom_lite.ipc.link import SocketLink
 from atom_lite.messages import EngineFailed
@@ -55,6 +56,7 @@ def main() -> int:
 
 def _serve(config: Config, link: SocketLink) -> int:
     # torch is imported here, after the checks above: a bad address or config fails in milliseconds
+    stand_in_for_transformers()
     from atom_lite.engine.assembly import assemble
 
     # A start may wait minutes for other nodes; the head reads the lifeline only once it runs.

@@ -27,6 +27,7 @@ from atom_lite.engine.forward_thread import ForwardThread
 from atom_lite.engine.node import HEAD_GONE
 from atom_lite.engine.stage_spec import StageSpec
 from atom_lite.engine.vocabulary import read_vocabulary
+from atom_lite.engine.without_transformers import stand_in_for_transformers
 from atom_lite.errors import ConfigError
 from atom_lite.messages import StepPlan, StepResult
 from atom_lite.observability.logs import configure_logging
@@ -158,6 +159,7 @@ def run_as_rank(config: Config, placement: Placement) -> NoReturn:
 
 def _run(spec: StageSpec) -> int:
     """Join the pipeline, load, run; the exit code."""
+    stand_in_for_transformers()
     topology, rendezvous = spec.topology, spec.placement.rendezvous
     forward = ForwardThread()
     try:

@@ -9,11 +9,11 @@ Flag names are vLLM's and ATOM's. Source: facts of their command lines.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from atom_lite.errors import ConfigError
+from atom_lite.settings import json_object, setting
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -21,55 +21,6 @@ DEFAULT_MIN_CHUNK_TOKENS = 4096
 DEFAULT_SMOOTH_FACTOR = 0.75
 SMOOTH_FACTOR_VARIABLE = "ATOM_DYNAMIC_CHUNKING_SMOOTH_FACTOR"
 KV_CONSUMER = "kv_consumer"
-
-
-def setting(
-    default: Any,
-    help: str,
-    *,
-    choices: tuple[str, ...] | None = None,
-    metavar: str | None = None,
-    short: str | None = None,
-    minimum: float | None = None,
-    maximum: float | None = None,
-) -> Any:
-    """A config field with what `--help` says about it.
-
-    Args:
-        default: value when neither the TOML file nor a flag sets it; None means "decided at start".
-        help: one sentence; for a None default it says what is chosen.
-        choices: accepted words.
-        metavar: placeholder of the value in `--help`.
-        short: an additional flag name, such as `-pp`.
-        minimum: least accepted number.
-        maximum: greatest accepted number.
-    """
-    metadata = {
-        "help": help,
-        "choices": choices,
-        "metavar": metavar,
-        "short": short,
-        "minimum": minimum,
-        "maximum": maximum,
-    }
-    if isinstance(default, tuple | str | int | float | bool | None):
-        return field(default=default, metadata=metadata)
-    raise TypeError(f"a setting's default must be immutable, got {default!r}")
-
-
-def _json_object(flag: str, text: str) -> dict[str, Any]:
-    """What a flag's JSON says.
-
-    Raises:
-        ConfigError: it is no JSON object.
-    """
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{flag} {text}: is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{flag} {text}: must be a JSON object")
-    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +85,13 @@ class ModelConfig:
         choices=("raw_logprobs",),
     )
     seed: int = setting(0, "Seed of dummy weights and of requests' own drawn seeds.")
+    weights_cache_bytes: int = setting(
+        16 * 1024**3,
+        "Bytes that expanded GGUF weights may take in the user's cache folder, where the next "
+        "start finds them; 0 keeps none.",
+        metavar="BYTES",
+        minimum=0,
+    )
     threads: int | None = setting(
         None, "CPU threads of the engine. Default: all cores that the process may use.", minimum=1
     )
@@ -147,7 +105,7 @@ class ModelConfig:
         """
         if self.override_generation_config is None:
             return {}
-        return _json_object("--override-generation-config", self.override_generation_config)
+        return json_object("--override-generation-config", self.override_generation_config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +254,7 @@ class TransferConfig:
         if self.kv_transfer_config is None:
             return None
         flag = f"--kv-transfer-config {self.kv_transfer_config}"
-        role = _json_object("--kv-transfer-config", self.kv_transfer_config).get("kv_role")
+        role = json_object("--kv-transfer-config", self.kv_transfer_config).get("kv_role")
         if role in ("kv_producer", "kv_both"):
             raise ConfigError(f"{flag}: the role {role} is not supported yet")
         if role != KV_CONSUMER:

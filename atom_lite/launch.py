@@ -1,7 +1,11 @@
 """Starts and stops the processes: this one is the frontend, the engine is its child.
 
-    socket bound -> engine started -> tokenizer loaded meanwhile -> EngineReady -> HTTP served
+    socket bound -> engine started -> EngineReady -> HTTP served
+                     meanwhile here: HTTP libraries imported, tokenizer loaded
     first request for structured output -> grammar compiler started
+
+What the engine takes is what a start takes, so nothing slow may be imported at this module's top:
+fastapi and what it needs cost 0.8 s, which pass on the other core.
 
 The port is taken first, so that a port in use fails in milliseconds and not after the weights are
 loaded. The engine runs in a process session of its own: Ctrl-C in a terminal reaches only the
@@ -21,13 +25,10 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
-import uvicorn
 
-from atom_lite.api.app import create_app
-from atom_lite.api.prompts import read_template
 from atom_lite.config import CacheConfig, ParallelConfig
 from atom_lite.engine.node import run_node
 from atom_lite.errors import ConfigError, EngineError
@@ -36,18 +37,21 @@ from atom_lite.ipc.grammar_messages import GrammarCompilerSetup
 from atom_lite.ipc.remote_engine import RemoteEngine
 from atom_lite.models.checkpoint import resolve_checkpoint
 from atom_lite.observability.logs import configure_logging
-from atom_lite.observability.metrics import Metrics
-from atom_lite.observability.status_line import run_status_line
 from atom_lite.parallel.placement import find_placement
-from atom_lite.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fastapi import FastAPI
 
+    from atom_lite.api.http_server import HttpServer
     from atom_lite.config import Config
     from atom_lite.messages import EngineReady
     from atom_lite.models.checkpoint import Checkpoint
     from atom_lite.parallel.placement import Placement
+    from atom_lite.text.tokenizer import Tokenizer
+
+    MakeApp: TypeAlias = Callable[[RemoteEngine, EngineReady], FastAPI]
 
 ENGINE_MODULE = "atom_lite.engine.process"
 GRAMMAR_COMPILER_MODULE = "atom_lite.engine.grammar_process"
@@ -76,7 +80,10 @@ def serve(config: Config) -> int:
         _check_address(placement)
     if placement is not None and not placement.has_head:
         return _run_followers(config, placement)
-    read_template(config.model.chat_template)  # a mistake in it is told before the model loads
+    if config.model.chat_template is not None:
+        from atom_lite.api.prompts import read_template
+
+        read_template(config.model.chat_template)  # a mistake is told before the model loads
     listener = _bind(config.server.host, config.server.port)
     with contextlib.closing(listener):
         checkpoint = resolve_checkpoint(
@@ -185,18 +192,6 @@ def _cannot_listen(host: str, port: int, error: Exception) -> ConfigError:
     return ConfigError(f"--host {host} --port {port}: {reason}")
 
 
-class _HttpServer(uvicorn.Server):
-    """uvicorn without its own signal handlers: the launcher decides what a signal means."""
-
-    @contextlib.contextmanager
-    def capture_signals(self):  # type: ignore[no-untyped-def]  # uvicorn's own is a generator too
-        yield
-
-    def refuse_new_connections(self) -> None:
-        for server in self.servers:
-            server.close()
-
-
 class _Frontend:
     """One run of the frontend, from the first process to the last answer."""
 
@@ -260,13 +255,7 @@ class _Frontend:
 
     async def _start_app(self, engine: RemoteEngine) -> FastAPI | None:
         """The HTTP application once the engine is ready; None when a signal came first."""
-        override = self._config.model.tokenizer
-        tokenizer_task = asyncio.to_thread(
-            Tokenizer.from_checkpoint,
-            self._checkpoint.path,
-            override=Path(override) if override else None,
-        )
-        starting = asyncio.gather(engine.wait_ready(), tokenizer_task)
+        starting = asyncio.gather(engine.wait_ready(), asyncio.to_thread(self._prepare_app))
         stopped = asyncio.create_task(self._stop.wait())
         either: set[asyncio.Future[Any]] = {starting, stopped}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -275,36 +264,45 @@ class _Frontend:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
             return None
-        ready, tokenizer = starting.result()
+        ready, make_app = starting.result()
         logger.info("%s", describe_engine(ready))
         for reason in ignored_settings(self._config, ready, self._checkpoint):
             logger.warning("ignored: %s", reason)
-        names = self._config.model.served_model_name or (self._checkpoint.name,)
-        metrics = Metrics(self._config, ready, names[0])
-        engine.on_frame = metrics.observe_engine
-        self._grammars = _grammar_client(self._config, ready, tokenizer)
-        return create_app(
-            self._config,
-            engine,
-            tokenizer,
-            model_name=names[0],
-            metrics=metrics,
-            grammars=self._grammars,
+        return make_app(engine, ready)
+
+    def _prepare_app(self) -> MakeApp:
+        """All that takes time and needs no engine, on a thread of its own."""
+        from atom_lite.api.app import create_app
+        from atom_lite.observability.metrics import Metrics
+        from atom_lite.text.tokenizer import Tokenizer
+
+        override = self._config.model.tokenizer
+        tokenizer = Tokenizer.from_checkpoint(
+            self._checkpoint.path, override=Path(override) if override else None
         )
 
-    async def _serve_http(self, app: FastAPI, engine: RemoteEngine) -> int:
-        self._listen()
-        server = _HttpServer(
-            uvicorn.Config(
-                app,
-                log_level=self._config.server.uvicorn_log_level,
-                access_log=not self._config.server.disable_uvicorn_access_log,
-                log_config=None,
-                lifespan="off",
-                timeout_graceful_shutdown=5,
-                root_path=self._config.server.root_path,
+        def make_app(engine: RemoteEngine, ready: EngineReady) -> FastAPI:
+            names = self._config.model.served_model_name or (self._checkpoint.name,)
+            metrics = Metrics(self._config, ready, names[0])
+            engine.on_frame = metrics.observe_engine
+            self._grammars = _grammar_client(self._config, ready, tokenizer)
+            return create_app(
+                self._config,
+                engine,
+                tokenizer,
+                model_name=names[0],
+                metrics=metrics,
+                grammars=self._grammars,
             )
-        )
+
+        return make_app
+
+    async def _serve_http(self, app: FastAPI, engine: RemoteEngine) -> int:
+        from atom_lite.api.http_server import HttpServer
+        from atom_lite.observability.status_line import run_status_line
+
+        self._listen()
+        server = HttpServer.of(app, self._config.server)
         serving = asyncio.create_task(server.serve(sockets=[self._listener]))
         background: list[asyncio.Task[Any]] = [asyncio.create_task(self._announce(server))]
         if not self._config.observability.disable_log_stats:
@@ -338,7 +336,7 @@ class _Frontend:
                 self._config.server.host, self._config.server.port, error
             ) from error
 
-    async def _announce(self, server: _HttpServer) -> None:
+    async def _announce(self, server: HttpServer) -> None:
         while not server.started:
             await asyncio.sleep(_POLL_SECONDS)
         host, port = self._listener.getsockname()[:2]
@@ -353,7 +351,7 @@ class _Frontend:
             await asyncio.wait_for(self._stop.wait(), grace)
         return 1
 
-    async def _drain(self, app: FastAPI, server: _HttpServer) -> int:
+    async def _drain(self, app: FastAPI, server: HttpServer) -> int:
         """Let running requests finish, for at most --shutdown-timeout seconds."""
         frontend = app.state.frontend
         frontend.begin_shutdown()

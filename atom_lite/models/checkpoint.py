@@ -30,12 +30,14 @@ class Checkpoint:
     """A model on this machine.
 
     `path` is a directory, or a `.gguf` file for kind "gguf". Kind "config" has no weights that will
-    be read: a config.json is enough (load formats dummy and scripted).
+    be read: a config.json is enough (load formats dummy and scripted). `weights_cache_bytes` is
+    what expanded weights may take in the cache on disk (`weights_cache`); 0 keeps none.
     """
 
     path: Path
     kind: CheckpointKind
     name: str  # for people, such as "SmolLM2-135M-Instruct"
+    weights_cache_bytes: int = 0
 
 
 def resolve_checkpoint(

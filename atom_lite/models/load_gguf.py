@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from atom_lite.models import gguf_blocks
+from atom_lite.models import gguf_blocks, weights_cache
 from atom_lite.models.gguf_file import GgufFile
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from atom_lite.models.spec import ModelSpec
+    from atom_lite.models.weights import WeightSource
 
 _TOP_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -69,6 +70,21 @@ class GgufWeights:
         for tensor in self._tensors.values():
             self._file.format_of(tensor)
         return {name: tensor.shape for name, tensor in self._tensors.items()}
+
+    def cached(self, limit_bytes: int) -> WeightSource:
+        """The same weights through the cache on disk, where that is worth it.
+
+        It is where blocks are expanded; numbers that are only rounded take no longer than reading
+        them from the cache would.
+        """
+        stored = {self._file.format_of(tensor).block_size for tensor in self._tensors.values()}
+        if limit_bytes == 0 or self._device.type != "cpu" or stored == {1}:
+            return self
+        spec = self._spec
+        rows = (spec.gguf_permuted_heads, spec.num_heads, spec.num_kv_heads)
+        key = weights_cache.entry_key(self._file.data, self._dtype, *rows)
+        folder = weights_cache.cache_folder()
+        return weights_cache.cached(self, key, self._dtype, folder=folder, limit_bytes=limit_bytes)
 
     def read(self, name: str) -> Tensor:
         """Expand one tensor."""

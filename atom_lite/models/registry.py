@@ -69,6 +69,8 @@ def load_model(
     else:
         source = SafetensorsWeights(checkpoint.path, dtype, device)
     check_tensors(source.shapes(), spec, str(checkpoint.path))
+    if isinstance(source, GgufWeights):
+        source = source.cached(checkpoint.weights_cache_bytes)
     stage = stage or whole_model(spec)
     embedding = Embedding(source.read(EMBEDDING)) if stage.is_first else None
     last = stage.is_last

@@ -302,6 +302,9 @@ def load_stage(config: Config, place: StagePlace, *, backend: Backend | None = N
         revision=config.model.revision,
         load_format=config.model.load_format,
     )
+    checkpoint = dataclasses.replace(
+        checkpoint, weights_cache_bytes=config.model.weights_cache_bytes
+    )
     spec = load_spec(checkpoint)
     # Before the weights, which take seconds: what cannot work should fail at once.
     check_model_len(config.model.max_model_len, spec.max_position_embeddings)

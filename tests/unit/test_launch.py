@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +95,13 @@ def test_a_revision_of_a_model_on_this_machine_is_told(tmp_path: Path) -> None:
     for model, count in ((None, 1), (str(tmp_path), 1), ("owner/of-the-hub", 0)):
         config = Config(model=ModelConfig(model=model, revision="main"))
         assert len(launch.ignored_settings(config, ready, LOCAL)) == count
+
+
+def test_nothing_slow_is_imported_before_the_engine_is_started() -> None:
+    code = (
+        "import sys, atom_lite.launch\n"
+        "slow = {'fastapi', 'pydantic', 'uvicorn', 'jinja2', 'tokenizers', 'prometheus_client',\n"
+        "        'numpy', 'torch', 'transformers'}\n"
+        "assert not slow & set(sys.modules), slow & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,7 +13,7 @@ version. A checkpoint that changed in any byte, whatever its size and date, is a
     too much         entries that were not used for longest go first
 
 Runs wherever a stage loads its layers. Entries are only ever replaced by renaming, never written
-into: a server that has mapped one keeps it. Vectors (norms, biases) are not worth a place here.
+into: a server that is reading one reads it to its end. Vectors (norms, biases) are not worth a place here.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class CachedWeights:
         return self._origin.shapes()
 
     def read(self, name: str) -> Tensor:
-        """See WeightSource; a matrix is a view of the mapped entry."""
+        """See WeightSource."""
         if self._entry is None or name not in self._entry:
             return self._origin.read(name)
         try:
@@ -157,7 +157,7 @@ class Entry:
         return name in self._shapes
 
     def read(self, name: str) -> Tensor:
-        """View one tensor.
+        """Copy one tensor out, and let its pages go: the map adds nothing to the process's peak.
 
         Raises:
             DamagedEntryError: its bytes are not those that were written.
@@ -166,9 +166,12 @@ class Entry:
         view = memoryview(self._data)[offset : offset + _num_bytes(shape, self._dtype)]
         if _checksum(view) != self._checksums.get(name):
             raise DamagedEntryError(f"tensor {name!r} in {self.path} is damaged")
-        return torch.frombuffer(
+        values = torch.frombuffer(
             self._data, dtype=self._dtype, offset=offset, count=math.prod(shape)
-        ).view(shape)
+        ).clone()
+        first_page = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        self._data.madvise(mmap.MADV_DONTNEED, first_page, offset + view.nbytes - first_page)
+        return values.view(shape)
 
 
 def _open(path: Path, shapes: Shapes, dtype: torch.dtype) -> Entry | None:

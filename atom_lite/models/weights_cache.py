@@ -13,7 +13,8 @@ version. A checkpoint that changed in any byte, whatever its size and date, is a
     too much         entries that were not used for longest go first
 
 Runs wherever a stage loads its layers. Entries are only ever replaced by renaming, never written
-into: a server that is reading one reads it to its end. Vectors (norms, biases) are not worth a place here.
+into: a server that is reading one reads it to its end. Vectors (norms, biases) are not worth a
+place here.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ class ModelConfig:
     )
     dtype: str = setting(
         "auto",
-        "Type of weights and activations. auto: bfloat16 where the device computes in it, "
-        "else float32.",
+        "Type of the weights; activations are float32 where the compiled CPU kernels serve. auto: "
+        "on a CPU bfloat16, or float32 where it has neither a compiler nor bfloat16.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     load_format: str = setting(

@@ -42,6 +42,7 @@ _POLL_SECONDS = 0.02
 _FACTS = (
     "architecture",
     "dtype",
+    "activation_dtype",
     "layers_per_stage",
     "vocab_size",
     "hidden_size",

@@ -1,12 +1,13 @@
 """Linear layers, and how their weights lie in memory.
 
-On a CPU the weight is packed once and the plain copy is dropped, so packing costs no memory: in
-float32 into the panels of our own kernel (`atom_lite_kernels.cpu.linear`), else, or without a
-compiler, into oneDNN's blocked layout. All linear layers of SmolLM2-135M (120, 425 MB in float32),
-ms for M rows on two Zen 3 cores; the first two rows on a quiet machine, the others on a busy one:
+On a CPU with our compiled kernel (`atom_lite_kernels.cpu.linear`) activations are float32, and a
+weight lies in panels as float32, bfloat16 or small integers in groups; the plain copy is dropped,
+so packing costs no memory. Without a compiler a float weight goes into oneDNN's blocked layout and
+activations have its type. All linear layers of SmolLM2-135M (120, 425 MB in float32), ms for M rows
+on two Zen 3 cores; the first two rows on a quiet machine, the others on a busy one:
 
     M                        1     2     4     8    16    32    64   256
-    panels                  17                26          49    84   326
+    panels, float32         17                26          49    84   326
     oneDNN                  26                29          66   106   364
     oneDNN                  20    45    42    57    79   124   112
     torch's F.linear        30    88    76   100   129   183   151
@@ -15,9 +16,9 @@ ms for M rows on two Zen 3 cores; the first two rows on a quiet machine, the oth
 oneDNN's packed operator is torch's own (its compiler emits it) but not a documented one, so it is
 asked for by name and everything else falls back to F.linear.
 
-A tied output head is packed as a copy, since the embedding needs plain rows: 113 MB more for
-SmolLM2-135M. Where it cannot be packed, `PlainHead` runs it as weight @ x.T, which beats F.linear
-there.
+A tied output head shares the embedding's panels (`layers.embedding`). Without them it is packed as
+a copy, since the embedding needs plain rows: 113 MB more for SmolLM2-135M. Where it cannot be
+packed, `PlainHead` runs it as weight @ x.T, which beats F.linear there.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from atom_lite_kernels.cpu.linear import load_linear
+from atom_lite_kernels.cpu.linear import load_linear, serves
 
 if TYPE_CHECKING:
-    from atom_lite_kernels.cpu.linear import LinearKernel
+    from atom_lite_kernels.cpu.linear import LinearKernel, Panels
 
 
 class Product(Protocol):
@@ -48,13 +49,13 @@ class Linear:
 
     Args:
         weight: [out, in]; read, and kept only where it cannot be packed.
-        bias: [out] or None; kept.
+        bias: [out] in the type of the activations, or None; kept.
         pack: False keeps the weight as it is, on any device.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, pack: bool = True) -> None:
-        self.weight_bytes = _num_bytes(weight, bias)
-        self._product = _product(weight, bias, pack=pack)
+        self.weight_bytes = num_bytes(weight, bias)
+        self._product = _product(weight, bias) if pack else PlainProduct(weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [T, in] to [T, out]."""
@@ -70,14 +71,18 @@ class GatedLinear:
 
     Args:
         gate_up: [2F, in], gate first; read, and kept only where it cannot be packed.
-        bias: [2F] or None; kept.
+        bias: [2F] in the type of the activations, or None; kept.
     """
 
     def __init__(self, gate_up: Tensor, bias: Tensor | None = None) -> None:
-        self.weight_bytes = _num_bytes(gate_up, bias)
-        kernel = _panel_kernel(gate_up) if can_pack(gate_up) else None
-        self._fused = None if kernel is None else PanelProduct(kernel, gate_up, bias, gated=True)
-        self._linear = None if self._fused is not None else Linear(gate_up, bias)
+        self.weight_bytes = num_bytes(gate_up, bias)
+        kernel = panel_kernel(gate_up)
+        self._fused: PanelProduct | None = None
+        self._linear: Linear | None = None
+        if kernel is not None:
+            self._fused = PanelProduct(kernel, kernel.pack(gate_up, bias, gated=True))
+        else:
+            self._linear = Linear(gate_up, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [T, in] to [T, F]."""
@@ -89,14 +94,10 @@ class GatedLinear:
 
 
 class PanelProduct:
-    """Our own kernel: float32 on a CPU."""
+    """Our own kernel: activations in float32 on a CPU."""
 
-    def __init__(
-        self, kernel: LinearKernel, weight: Tensor, bias: Tensor | None, *, gated: bool = False
-    ) -> None:
-        pack = kernel.pack_gated if gated else kernel.pack
-        self._panels = pack(weight, bias)
-        self._kernel = kernel
+    def __init__(self, kernel: LinearKernel, panels: Panels) -> None:
+        self._kernel, self._panels = kernel, panels
 
     def multiply(self, x: Tensor) -> Tensor:
         """See Product; a gated one gives [T, F]."""
@@ -140,6 +141,19 @@ class PlainProduct:
         y.add_(self.multiply(x))
 
 
+class PanelHead:
+    """An output head [V, E] whose panels are the embedding's; kept, not copied."""
+
+    weight_bytes = 0
+
+    def __init__(self, kernel: LinearKernel, panels: Panels) -> None:
+        self._product = PanelProduct(kernel, panels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [R, E] to logits [R, V]."""
+        return self._product.multiply(x)
+
+
 class PlainHead:
     """An output head whose weight [V, E] is shared with the embedding; kept, not copied."""
 
@@ -159,27 +173,20 @@ class PlainHead:
         return torch.mm(self._weight, x.repeat(2, 1).t()).t()[:1]
 
 
-def can_pack(weight: Tensor) -> bool:
-    """Tell whether a weight of this type can lie packed on this CPU and be multiplied natively."""
-    return _panel_kernel(weight) is not None or _one_dnn_packs(weight)
-
-
-def _product(weight: Tensor, bias: Tensor | None, *, pack: bool) -> Product:
-    if not pack or not can_pack(weight):
-        return PlainProduct(weight, bias)
-    kernel = _panel_kernel(weight)
-    if kernel is None:
-        return OneDnnProduct(weight, bias)
-    return PanelProduct(kernel, weight, bias)
-
-
-def _panel_kernel(weight: Tensor) -> LinearKernel | None:
-    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+def panel_kernel(weight: Tensor) -> LinearKernel | None:
+    """Our kernel, where it serves a weight of this type and device."""
+    if weight.device.type != "cpu" or not serves(weight.dtype):
         return None
     return load_linear()
 
 
-def _one_dnn_packs(weight: Tensor) -> bool:
+def has_panels(dtype: torch.dtype, device: torch.device) -> bool:
+    """Tell whether weights of this type lie in panels there, so that activations are float32."""
+    return panel_kernel(torch.empty(0, dtype=dtype, device=device)) is not None
+
+
+def one_dnn_packs(weight: Tensor) -> bool:
+    """Tell whether oneDNN multiplies natively by a packed weight of this type on this CPU."""
     if weight.device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     operators = torch.ops.mkldnn
@@ -194,5 +201,13 @@ def _one_dnn_packs(weight: Tensor) -> bool:
     return False
 
 
-def _num_bytes(*tensors: Tensor | None) -> int:
+def num_bytes(*tensors: Tensor | None) -> int:
+    """Bytes that the numbers of these tensors take."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
+
+
+def _product(weight: Tensor, bias: Tensor | None) -> Product:
+    kernel = panel_kernel(weight)
+    if kernel is not None:
+        return PanelProduct(kernel, kernel.pack(weight, bias))
+    return OneDnnProduct(weight, bias) if one_dnn_packs(weight) else PlainProduct(weight, bias)

@@ -12,7 +12,7 @@ size, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,11 +22,20 @@ from atom_lite.layers.rope import rotate_
 if TYPE_CHECKING:
     from atom_lite.attention.protocol import AttentionMetadata, Backend, LayerKV
     from atom_lite.layers.embedding import Embedding
-    from atom_lite.layers.linear import Linear, PlainHead
+    from atom_lite.layers.linear import Linear
     from atom_lite.layers.mlp import GatedMlp
     from atom_lite.layers.norm import RmsNorm
     from atom_lite.layers.rope import RotaryEmbedding
     from atom_lite.models.spec import ModelSpec
+
+
+class Head(Protocol):
+    """The output head."""
+
+    weight_bytes: int
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [R, E] to logits [R, V]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +168,7 @@ class Decoder:
         rope: RotaryEmbedding,
         layers: list[DecoderLayer],
         norm: RmsNorm | None,
-        head: Linear | PlainHead | None,
+        head: Head | None,
         backend: Backend,
     ) -> None:
         self._embedding = embedding

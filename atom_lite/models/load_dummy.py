@@ -41,7 +41,8 @@ class DummyWeights:
         """Make one tensor."""
         shape = self._shapes[name]
         if name.endswith("norm.weight"):
-            return torch.ones(shape, dtype=self._dtype, device=self._device)
+            return torch.ones(shape, device=self._device)
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
         values = torch.empty(shape).uniform_(-_SPREAD, _SPREAD, generator=generator)
-        return values.to(device=self._device, dtype=self._dtype)
+        dtype = self._dtype if len(shape) > 1 else torch.float32
+        return values.to(device=self._device, dtype=dtype)

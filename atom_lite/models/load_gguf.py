@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from atom_lite.models import gguf_blocks, weights_cache
 from atom_lite.models.gguf_file import GgufFile
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import torch
     from torch import Tensor
 
     from atom_lite.models.spec import ModelSpec
@@ -48,7 +49,7 @@ class GgufWeights:
     Args:
         path: the file.
         spec: the model; says whether q and k rows are to be un-permuted.
-        dtype: type of the tensors that `read` gives.
+        dtype: type of the matrices that `read` gives.
         device: where they go.
     """
 
@@ -88,7 +89,9 @@ class GgufWeights:
 
     def read(self, name: str) -> Tensor:
         """Expand one tensor."""
-        values = gguf_blocks.read_tensor(self._file, self._tensors[name], self._dtype)
+        tensor = self._tensors[name]
+        dtype = self._dtype if len(tensor.shape) > 1 else torch.float32
+        values = gguf_blocks.read_tensor(self._file, tensor, dtype)
         if self._spec.gguf_permuted_heads:
             if ".q_proj." in name:
                 values = _rotate_half_order(values, self._spec.num_heads)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from atom_lite.errors import ConfigError
@@ -12,7 +13,6 @@ from atom_lite.errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import torch
     from torch import Tensor
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -26,7 +26,7 @@ class SafetensorsWeights:
 
     Args:
         directory: where the files are.
-        dtype: type of the tensors that `read` gives.
+        dtype: type of the matrices that `read` gives.
         device: where they go.
 
     Raises:
@@ -63,7 +63,8 @@ class SafetensorsWeights:
     def read(self, name: str) -> Tensor:
         """Read one tensor into memory of its own: what is got is a view of the mapped file."""
         tensor: Tensor = self._files[name].get_tensor(name)
-        return tensor.to(device=self._device, dtype=self._dtype, copy=True)
+        dtype = self._dtype if tensor.dim() > 1 else torch.float32
+        return tensor.to(device=self._device, dtype=dtype, copy=True)
 
 
 def weight_files(directory: Path) -> list[Path]:

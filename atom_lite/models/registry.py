@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from atom_lite.layers.embedding import Embedding
-from atom_lite.layers.linear import GatedLinear, Linear, PlainHead, can_pack
+from atom_lite.layers.linear import GatedLinear, Linear
 from atom_lite.layers.mlp import GatedMlp
 from atom_lite.layers.norm import RmsNorm
 from atom_lite.layers.rope import RotaryEmbedding
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from atom_lite.attention.protocol import Backend
     from atom_lite.models.checkpoint import Checkpoint
+    from atom_lite.models.decoder import Head
+    from atom_lite.models.dtype import ModelTypes
     from atom_lite.models.partition import StageLayers
     from atom_lite.models.spec import ModelSpec
     from atom_lite.models.weights import WeightSource
@@ -39,7 +41,7 @@ def load_model(
     checkpoint: Checkpoint,
     spec: ModelSpec,
     *,
-    dtype: torch.dtype,
+    types: ModelTypes,
     device: torch.device,
     load_format: str,
     backend: Backend,
@@ -51,7 +53,7 @@ def load_model(
     Args:
         checkpoint: where the weights are.
         spec: what `load_spec` read from it.
-        dtype: type of weights and activations.
+        types: of weights and activations.
         device: where the model runs.
         load_format: `--load-format`; dummy and scripted make random weights of the spec.
         backend: what attends over the KV cache.
@@ -63,53 +65,50 @@ def load_model(
     """
     source: WeightSource
     if load_format in ("dummy", "scripted"):
-        source = DummyWeights(spec, dtype, device, seed)
+        source = DummyWeights(spec, types.weights, device, seed)
     elif checkpoint.kind == "gguf":
-        source = GgufWeights(checkpoint.path, spec, dtype, device)
+        source = GgufWeights(checkpoint.path, spec, types.weights, device)
     else:
-        source = SafetensorsWeights(checkpoint.path, dtype, device)
+        source = SafetensorsWeights(checkpoint.path, types.weights, device)
     check_tensors(source.shapes(), spec, str(checkpoint.path))
     if isinstance(source, GgufWeights):
         source = source.cached(checkpoint.weights_cache_bytes)
     stage = stage or whole_model(spec)
     embedding = Embedding(source.read(EMBEDDING)) if stage.is_first else None
-    last = stage.is_last
+    norm = source.read(FINAL_NORM).to(types.activations) if stage.is_last else None
     return Decoder(
         embedding=embedding,
         rope=RotaryEmbedding(
-            spec.rope, spec.head_size, spec.max_position_embeddings, dtype, device
+            spec.rope, spec.head_size, spec.max_position_embeddings, types.activations, device
         ),
         layers=[
-            _build_layer(source, spec, layer, backend) for layer in range(stage.first, stage.end)
+            _build_layer(source, spec, types, layer, backend)
+            for layer in range(stage.first, stage.end)
         ],
-        norm=RmsNorm(source.read(FINAL_NORM), spec.rms_norm_eps) if last else None,
-        head=_build_head(source, spec, embedding) if last else None,
+        norm=None if norm is None else RmsNorm(norm, spec.rms_norm_eps),
+        head=_build_head(source, spec, embedding) if stage.is_last else None,
         backend=backend,
     )
 
 
-def _build_head(
-    source: WeightSource, spec: ModelSpec, embedding: Embedding | None
-) -> Linear | PlainHead:
+def _build_head(source: WeightSource, spec: ModelSpec, embedding: Embedding | None) -> Head:
     if not spec.tie_word_embeddings:
         return Linear(source.read(HEAD))
     if embedding is None:  # it is in the first stage: the last one has a copy as its head
         return Linear(source.read(EMBEDDING))
-    if can_pack(embedding.weight):  # a packed copy costs memory and makes a lone row 4 times faster
-        return Linear(embedding.weight)
-    return PlainHead(embedding.weight)
+    return embedding.head()
 
 
 def _build_layer(
-    source: WeightSource, spec: ModelSpec, layer: int, backend: Backend
+    source: WeightSource, spec: ModelSpec, types: ModelTypes, layer: int, backend: Backend
 ) -> DecoderLayer:
     prefix = f"model.layers.{layer}."
 
     def read(name: str) -> Tensor:
-        return source.read(prefix + name)
+        return source.read(prefix + name).to(types.activations)
 
     def joined(names: tuple[str, ...], has_bias: bool) -> tuple[Tensor, Tensor | None]:
-        weights = [read(f"{name}.weight") for name in names]
+        weights = [source.read(f"{prefix}{name}.weight") for name in names]
         biases = [read(f"{name}.bias") for name in names] if has_bias else []
         return _join(weights), _join(biases) if biases else None
 

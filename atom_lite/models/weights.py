@@ -31,7 +31,10 @@ class WeightSource(Protocol):
         """Name every tensor with its shape, without reading it."""
 
     def read(self, name: str) -> torch.Tensor:
-        """Read one tensor, in the type and on the device that the source was opened for."""
+        """Read one tensor, on the device that the source was opened for.
+
+        Matrices come in the type that it was opened for, vectors (norms, biases) in float32.
+        """
 
 
 def expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

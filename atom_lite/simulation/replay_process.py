@@ -184,7 +184,7 @@ class _Replayer:
             runner = Runner.load(
                 spec.config, StagePlace(stage=place.stage, num_stages=place.num_stages)
             )
-            dtype = getattr(torch, runner.info.dtype)
+            dtype = getattr(torch, runner.info.activation_dtype)
             self._hidden = torch.randn(spec.prompt_tokens, runner.info.hidden_size).to(dtype)
             self._stages[place.name] = _LoadedStage(runner, spec, self._hidden)
         self._link: DistributedHiddenLink | None = None

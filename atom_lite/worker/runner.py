@@ -18,7 +18,7 @@ from atom_lite.attention.select import select_backend
 from atom_lite.errors import ConfigError
 from atom_lite.messages import RowError, SampledToken, StepResult
 from atom_lite.models.checkpoint import resolve_checkpoint
-from atom_lite.models.dtype import choose_dtype
+from atom_lite.models.dtype import choose_types
 from atom_lite.models.partition import partition_layers
 from atom_lite.models.registry import load_model
 from atom_lite.models.spec import load_spec
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from atom_lite.config import Config
     from atom_lite.messages import PromptScores, StepPlan, StepTimes
     from atom_lite.models.decoder import Decoder
+    from atom_lite.models.dtype import ModelTypes
     from atom_lite.models.partition import StageLayers
     from atom_lite.models.spec import ModelSpec
     from atom_lite.worker.grammar import StepMasks
@@ -68,7 +69,8 @@ class RunnerInfo:
     vocab_size: int
     hidden_size: int
     eos_token_ids: tuple[int, ...]
-    dtype: str  # "float32", "bfloat16", ...
+    dtype: str  # of the weights: "float32", "bfloat16", ...
+    activation_dtype: str  # of the hidden states between stages, among others
     device: str  # "cpu", "cuda:0"
     architecture: str
     default_sampling: dict[str, float]
@@ -231,7 +233,7 @@ class Runner:
     def hidden_layout(self, plan: StepPlan) -> tuple[tuple[int, int], torch.dtype]:
         """Shape and type of the hidden states that stages pass on for a step."""
         num_tokens = sum(row.num_tokens for row in plan.rows)
-        return (num_tokens, self.info.hidden_size), getattr(torch, self.info.dtype)
+        return (num_tokens, self.info.hidden_size), getattr(torch, self.info.activation_dtype)
 
     def _draw(
         self, hidden: Tensor, inputs: StepInputs, masks: StepMasks | None
@@ -311,13 +313,13 @@ def load_stage(config: Config, place: StagePlace, *, backend: Backend | None = N
     partition = config.parallel.pipeline_layer_partition
     stages = partition_layers(spec, place.num_stages, partition)
     layers = stages[place.stage]
-    dtype = choose_dtype(config.model.dtype, device, spec)
+    types = choose_types(config.model.dtype, device, spec)
     if backend is None:
         backend = select_backend(config.model.attention_backend, device)
     decoder = load_model(
         checkpoint,
         spec,
-        dtype=dtype,
+        types=types,
         device=device,
         load_format=config.model.load_format,
         backend=backend,
@@ -326,9 +328,9 @@ def load_stage(config: Config, place: StagePlace, *, backend: Backend | None = N
     )
     if place.pool_blocks is not None:
         config = _with_pool_blocks(config, place.pool_blocks())
-    pool = allocate_pool(config, spec, backend, dtype, device, num_layers=layers.count)
+    pool = allocate_pool(config, spec, backend, types.activations, device, num_layers=layers.count)
     defaults = sampling_defaults(config.model, checkpoint)
-    info = runner_info(spec, stages, dtype, device, pool, defaults, decoder.weight_bytes())
+    info = runner_info(spec, stages, types, device, pool, defaults, decoder.weight_bytes())
     if device.type == "cpu":
         keep_freed_memory()
     return StageParts(config, info, decoder, pool, layers)
@@ -337,7 +339,7 @@ def load_stage(config: Config, place: StagePlace, *, backend: Backend | None = N
 def runner_info(
     spec: ModelSpec,
     stages: list[StageLayers],
-    dtype: torch.dtype,
+    types: ModelTypes,
     device: torch.device,
     pool: KVPool,
     default_sampling: dict[str, float],
@@ -352,12 +354,17 @@ def runner_info(
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
         eos_token_ids=tuple(spec.eos_token_ids),
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=_type_name(types.weights),
+        activation_dtype=_type_name(types.activations),
         device=str(device),
         architecture=spec.architecture,
         default_sampling=default_sampling,
         memory_bytes={"weights": weight_bytes, "kv_cache": pool.num_bytes},
     )
+
+
+def _type_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _with_pool_blocks(config: Config, num_blocks: int) -> Config:

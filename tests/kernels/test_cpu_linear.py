@@ -39,14 +39,14 @@ def test_the_gated_product_is_silu_of_gate_times_up(kernel: LinearKernel, has_bi
     gate_up, x = torch.randn(2 * 21, 10), torch.randn(9, 10)
     bias = torch.randn(2 * 21) if has_bias else None
     expected = reference.silu_and_multiply(torch.nn.functional.linear(x, gate_up, bias))
-    got = kernel.multiply(x, kernel.pack_gated(gate_up, bias))
+    got = kernel.multiply(x, kernel.pack(gate_up, bias, gated=True))
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_large_gates_do_not_overflow(kernel: LinearKernel) -> None:
     gate_up = torch.tensor([[1.0], [1.0]])
     x = torch.tensor([[-200.0], [-90.0], [0.0], [200.0]])
-    got = kernel.multiply(x, kernel.pack_gated(gate_up))
+    got = kernel.multiply(x, kernel.pack(gate_up, gated=True))
     torch.testing.assert_close(got, torch.tensor([[0.0], [0.0], [0.0], [40000.0]]))
 
 
@@ -66,7 +66,7 @@ def test_rows_of_a_wider_matrix_are_read_in_place(kernel: LinearKernel) -> None:
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_row_does_not_depend_on_its_company(kernel: LinearKernel, gated: bool) -> None:
     weight = torch.randn(96, 300)
-    panels = kernel.pack_gated(weight) if gated else kernel.pack(weight)
+    panels = kernel.pack(weight, gated=True) if gated else kernel.pack(weight)
     x = torch.randn(130, 300)
     together = kernel.multiply(x, panels)
     for first, last in ((0, 1), (1, 3), (3, 10), (10, 70), (70, 130)):
@@ -88,6 +88,6 @@ def test_silu_is_exact_to_a_few_bits_for_any_gate(kernel: LinearKernel) -> None:
     x = torch.linspace(-100, 100, 20001)[:, None]
     gate_up = torch.tensor([[1.0], [0.0]])
     up = torch.tensor([0.0, 1.0])
-    got = kernel.multiply(x, kernel.pack_gated(gate_up, up))
+    got = kernel.multiply(x, kernel.pack(gate_up, up, gated=True))
     expected = torch.nn.functional.silu(x.double())
     torch.testing.assert_close(got.double(), expected, atol=1e-30, rtol=5e-6)

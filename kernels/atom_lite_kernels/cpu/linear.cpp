@@ -1,8 +1,10 @@
-// Linear layers in float32 on a CPU: x [M, K] times a weight packed into panels of columns.
+// Linear layers on a CPU: x [M, K] in float32 times a weight in panels of columns.
 //
 // A panel holds kPanel output columns, K rows of kPanel numbers each, so that a tile of a few rows
-// of x keeps its sums in registers and reads the weight once, in order. The same sums are made in the
-// same order whatever M is: a row's result does not depend on its company, to the bit.
+// of x keeps its sums in registers and reads the weight once, in order. The weight lies there in one
+// of the formats below and becomes float32 on the way: in registers where one tile holds all rows of
+// x, else once per panel in a buffer that all tiles read. Both do the same arithmetic in the same
+// order whatever M is: a row's result does not depend on its company, to the bit.
 //
 //   plain   y = x W^T + bias        panel p holds columns p * kPanel ...
 //   added   y += x W^T + bias       the residual stream takes the result at once
@@ -10,32 +12,159 @@
 //
 // Plain C++ with a C ABI: pointers and sizes only, no torch headers.
 
+// Fast math, which the other kernels are compiled with, may turn x * (quant * scale) into
+// (x * scale) * quant in one tile and not in another.
+#pragma GCC optimize("no-fast-math")
+
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <vector>
 
 namespace {
 
 #if defined(__AVX512F__)
 constexpr int64_t kLanes = 16, kRows = 12;
-#else
+#elif defined(__AVX__)
 constexpr int64_t kLanes = 8, kRows = 6;
+#else
+constexpr int64_t kLanes = 4, kRows = 6;
 #endif
 constexpr int64_t kPanel = 2 * kLanes;
-// Rows of x that pass by all panels together: they stay in a core's second-level cache.
-constexpr int64_t kBlockBytes = 192 << 10;
+// Rows of x that pass by all panels together: they stay in a core's second-level cache. Widened
+// panels lie there too, and widening them again for the next rows costs more than a colder x.
+constexpr int64_t kBlockBytes = 192 << 10, kWidenedBlockBytes = 768 << 10;
 
-typedef float Vector __attribute__((vector_size(kLanes * 4), aligned(4)));
+typedef float Vector __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Integers __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 
-enum class Store { kPlain, kAdded, kGated };
+using Half = uint16_t;  // the bits of a float16
 
-struct Shape {
-  int64_t rows, inner, outer;  // M, K, columns of y
-  int64_t x_stride, y_stride;
+enum Mode : int64_t { kPlain, kAdded, kGated };
+
+struct Weight {
+  const void* data;    // [panels, K, kPanel], in the order that its format says
+  const void* scales;  // [panels, groups of K, ...]; null for float formats
+  const float* bias;   // null, or padded to whole panels, in the panels' order
+  int64_t inner;       // K
 };
 
-inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
-inline void save(float* to, Vector value) { *reinterpret_cast<Vector*>(to) = value; }
+struct Shape {
+  int64_t rows, outer;  // M, columns of y
+  int64_t x_stride, y_stride;
+  Mode mode;
+
+  int64_t width() const { return mode == kGated ? kLanes : kPanel; }  // columns of y in a panel
+  int64_t panels() const { return (outer + width() - 1) / width(); }
+};
+
+// From memory of any alignment, which a vector type loses as a template's argument.
+template <class T>
+inline T load_as(const void* from) {
+  T value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+inline Vector load(const float* from) { return load_as<Vector>(from); }
+inline void save(float* to, Vector value) { std::memcpy(to, &value, sizeof value); }
+
+// The next kPanel scales: float32, or float16 where that loses nothing, laid out as bfloat16 is;
+// those are finite.
+inline void read_scales(const float*& next, Vector (&scale)[2]) {
+  scale[0] = load(next), scale[1] = load(next + kLanes), next += kPanel;
+}
+inline Vector from_half(Words bits) {  // in the upper 16 bits
+  const Vector value = (Vector)((bits & 0x7fff0000u) >> 3) * 0x1p112f;
+  return (Vector)((Words)value | (bits & 0x80000000u));
+}
+inline void read_scales(const Half*& next, Vector (&scale)[2]) {
+  const Words word = load_as<Words>(next);
+  scale[0] = from_half(word << 16), scale[1] = from_half(word), next += kPanel;
+}
+
+// The formats. Each reads one panel from its start to its end: `open_group` every kGroup rows (0:
+// never), `fetch` every kStep rows, then `widen` gives the halves of row s of that step.
+
+struct Float32 {
+  static constexpr int64_t kGroup = 0, kStep = 1;
+  const float* next;
+  const float* row;
+
+  Float32(const Weight& weight, int64_t panel)
+      : next(static_cast<const float*>(weight.data) + panel * weight.inner * kPanel), row(next) {}
+  void open_group() {}
+  void fetch() { row = next, next += kPanel; }
+  void widen(int64_t, Vector& left, Vector& right) const {
+    left = load(row), right = load(row + kLanes);
+  }
+};
+
+// Lane i of a row's word holds column i in its low half and column kLanes + i in its high one.
+struct Bfloat16 {
+  static constexpr int64_t kGroup = 0, kStep = 1;
+  const uint16_t* next;
+  Words word{};
+
+  Bfloat16(const Weight& weight, int64_t panel)
+      : next(static_cast<const uint16_t*>(weight.data) + panel * weight.inner * kPanel) {}
+  void open_group() {}
+  void fetch() { word = load_as<Words>(next), next += kPanel; }
+  void widen(int64_t, Vector& left, Vector& right) const {
+    left = (Vector)(word << 16), right = (Vector)(word & 0xffff0000u);
+  }
+};
+
+// quant * scale + minimum, quants from 0 to 15, 32 rows to a group. Lane i of a step's word holds
+// four rows of columns i and kLanes + i: byte s is row s, its low half the left column. A group's
+// scales are kPanel scales, then kPanel minima.
+template <class Scale>
+struct FourBits {
+  static constexpr int64_t kGroup = 32, kStep = 4;
+  const uint8_t* next;
+  const Scale* next_scales;
+  Words word{};
+  Vector scale[2]{}, minimum[2]{};
+
+  FourBits(const Weight& weight, int64_t panel)
+      : next(static_cast<const uint8_t*>(weight.data) + panel * weight.inner * kPanel / 2),
+        next_scales(static_cast<const Scale*>(weight.scales) +
+                    panel * (weight.inner / kGroup) * 2 * kPanel) {}
+  void open_group() {
+    read_scales(next_scales, scale);
+    read_scales(next_scales, minimum);
+  }
+  void fetch() { word = load_as<Words>(next), next += kLanes * 4; }
+  void widen(int64_t s, Vector& left, Vector& right) const {
+    const Integers low = (Integers)((word >> (8 * s)) & 15u);
+    const Integers high = (Integers)((word >> (8 * s + 4)) & 15u);
+    left = __builtin_convertvector(low, Vector) * scale[0] + minimum[0];
+    right = __builtin_convertvector(high, Vector) * scale[1] + minimum[1];
+  }
+};
+
+// quant * scale, quants from -128 to 127. Lane i of a step's word holds two rows of columns i and
+// kLanes + i: bytes 2 s and 2 s + 1 are those of row s. A group's scales are kPanel numbers.
+template <class Scale, int64_t kRowsOfGroup>
+struct EightBits {
+  static constexpr int64_t kGroup = kRowsOfGroup, kStep = 2;
+  const int8_t* next;
+  const Scale* next_scales;
+  Integers word{};
+  Vector scale[2]{};
+
+  EightBits(const Weight& weight, int64_t panel)
+      : next(static_cast<const int8_t*>(weight.data) + panel * weight.inner * kPanel),
+        next_scales(static_cast<const Scale*>(weight.scales) +
+                    panel * (weight.inner / kGroup) * kPanel) {}
+  void open_group() { read_scales(next_scales, scale); }
+  void fetch() { word = load_as<Integers>(next), next += kLanes * 4; }
+  void widen(int64_t s, Vector& left, Vector& right) const {
+    left = __builtin_convertvector((word << (24 - 16 * s)) >> 24, Vector) * scale[0];
+    right = __builtin_convertvector((word << (16 - 16 * s)) >> 24, Vector) * scale[1];
+  }
+};
 
 // x / (1 + exp(-x)). exp is 2^n * 2^f with |f| <= 1/2 and the series of 2^f; relative error 1e-6. It
 // stays inside of what 2^n can be: beyond, the result is x or 0 anyway.
@@ -57,90 +186,190 @@ inline Vector silu(Vector x) {
 }
 
 // Writes the sums of one row, bias included: `count` columns of the panel exist.
-template <Store kStore>
-inline void store(Vector left, Vector right, float* y, int64_t count) {
-  if (kStore == Store::kGated) left = silu(left) * right;
-  if (count == (kStore == Store::kGated ? kLanes : kPanel)) {
-    save(y, kStore == Store::kAdded ? load(y) + left : left);
-    if (kStore == Store::kGated) return;
-    save(y + kLanes, kStore == Store::kAdded ? load(y + kLanes) + right : right);
+inline void store(Mode mode, Vector left, Vector right, float* y, int64_t count) {
+  if (mode == kGated) left = silu(left) * right;
+  if (count == (mode == kGated ? kLanes : kPanel)) {
+    save(y, mode == kAdded ? load(y) + left : left);
+    if (mode == kGated) return;
+    save(y + kLanes, mode == kAdded ? load(y + kLanes) + right : right);
     return;
   }
   float sums[kPanel];
   save(sums, left);
   save(sums + kLanes, right);
-  for (int64_t i = 0; i < count; ++i) y[i] = kStore == Store::kAdded ? y[i] + sums[i] : sums[i];
+  for (int64_t i = 0; i < count; ++i) y[i] = mode == kAdded ? y[i] + sums[i] : sums[i];
 }
 
-template <Store kStore, int64_t kTile>
-void tile(const float* x, const Shape& shape, const float* panel, const float* bias, float* y,
-          int64_t count) {
-  Vector sums[kTile][2] = {};
-  for (int64_t k = 0; k < shape.inner; ++k, panel += kPanel) {
-    const Vector left = load(panel), right = load(panel + kLanes);
+// kTile rows of x times kWide neighbouring panels: few rows take two, as one panel's sums alone
+// would wait for each other.
+template <class Reader, int64_t kTile, int64_t kWide>
+void tile(const float* x, const Shape& shape, const Weight& weight, Reader (&panels)[kWide],
+          int64_t first_panel, float* y) {
+  Vector sums[kTile][kWide][2] = {};
+  const int64_t group = Reader::kGroup == 0 ? weight.inner : Reader::kGroup;
+  for (int64_t first = 0; first < weight.inner; first += group) {
+#pragma GCC unroll 2
+    for (int64_t w = 0; w < kWide; ++w) panels[w].open_group();
+    for (int64_t k = first; k < first + group; k += Reader::kStep) {
+#pragma GCC unroll 2
+      for (int64_t w = 0; w < kWide; ++w) panels[w].fetch();
+#pragma GCC unroll 4
+      for (int64_t s = 0; s < Reader::kStep; ++s) {
+#pragma GCC unroll 2
+        for (int64_t w = 0; w < kWide; ++w) {
+          Vector left, right;
+          panels[w].widen(s, left, right);
+#pragma GCC unroll 12
+          for (int64_t r = 0; r < kTile; ++r) {
+            const float factor = x[r * shape.x_stride + k + s];
+            sums[r][w][0] += factor * left;
+            sums[r][w][1] += factor * right;
+          }
+        }
+      }
+    }
+  }
+  for (int64_t w = 0; w < kWide; ++w) {
+    const int64_t p = first_panel + w, column = p * shape.width();
+    const int64_t count = std::min(shape.width(), shape.outer - column);
+    const float* bias = weight.bias == nullptr ? nullptr : weight.bias + p * kPanel;
 #pragma GCC unroll 12
     for (int64_t r = 0; r < kTile; ++r) {
-      const float factor = x[r * shape.x_stride + k];
-      sums[r][0] += factor * left;
-      sums[r][1] += factor * right;
+      if (bias != nullptr) {
+        sums[r][w][0] += load(bias);
+        sums[r][w][1] += load(bias + kLanes);
+      }
+      store(shape.mode, sums[r][w][0], sums[r][w][1], y + r * shape.y_stride + column, count);
     }
-  }
-#pragma GCC unroll 12
-  for (int64_t r = 0; r < kTile; ++r) {
-    if (bias != nullptr) {
-      sums[r][0] += load(bias);
-      sums[r][1] += load(bias + kLanes);
-    }
-    store<kStore>(sums[r][0], sums[r][1], y + r * shape.y_stride, count);
   }
 }
 
-template <Store kStore, int64_t kTile = kRows>
-void tile_of(int64_t rows, const float* x, const Shape& shape, const float* panel,
-             const float* bias, float* y, int64_t count) {
+template <class Reader, int64_t kWide, int64_t kTile>
+void tile_of(int64_t rows, const float* x, const Shape& shape, const Weight& weight,
+             Reader (&panels)[kWide], int64_t first_panel, float* y) {
   if constexpr (kTile > 1) {
     if (rows < kTile)
-      return tile_of<kStore, kTile - 1>(rows, x, shape, panel, bias, y, count);
+      return tile_of<Reader, kWide, kTile - 1>(rows, x, shape, weight, panels, first_panel, y);
   }
-  tile<kStore, kTile>(x, shape, panel, bias, y, count);
+  tile<Reader, kTile, kWide>(x, shape, weight, panels, first_panel, y);
 }
 
-template <Store kStore>
-void multiply(const float* x, const Shape& shape, const float* panels, const float* bias,
-              float* y) {
-  const int64_t width = kStore == Store::kGated ? kLanes : kPanel;  // columns of y in a panel
-  const int64_t num_panels = (shape.outer + width - 1) / width;
-  const int64_t fitting = kBlockBytes / (4 * shape.inner) / kRows * kRows;
-  const int64_t block = std::max(kRows, fitting);
-#pragma omp parallel
-  for (int64_t first = 0; first < shape.rows; first += block) {
-    const int64_t rows = std::min(block, shape.rows - first);
-    const int64_t tiles = (rows + kRows - 1) / kRows;
-#pragma omp for schedule(static) nowait
-    for (int64_t p = 0; p < num_panels; ++p) {
-      const int64_t count = std::min(width, shape.outer - p * width);
-      const float* panel = panels + p * shape.inner * kPanel;
-      for (int64_t t = 0; t < tiles; ++t) {  // tiles of even height: a low one wastes the core
-        const int64_t begin = first + rows * t / tiles, end = first + rows * (t + 1) / tiles;
-        tile_of<kStore>(end - begin, x + begin * shape.x_stride, shape, panel,
-                        bias ? bias + p * kPanel : nullptr,
-                        y + begin * shape.y_stride + p * width, count);
+constexpr int64_t kRowsOfTwoPanels = kRows / 2;
+
+// All rows of x fit a tile: every weight is widened once, in registers.
+template <class Reader>
+void multiply_few(const float* x, const Shape& shape, const Weight& weight, float* y) {
+  const int64_t num_panels = shape.panels();
+  const int64_t wide = shape.rows <= kRowsOfTwoPanels ? 2 : 1;
+#pragma omp parallel for schedule(static)
+  for (int64_t p = 0; p < num_panels; p += wide) {
+    if (wide == 2 && p + 1 < num_panels) {
+      Reader panels[2] = {Reader(weight, p), Reader(weight, p + 1)};
+      tile_of<Reader, 2, kRowsOfTwoPanels>(shape.rows, x, shape, weight, panels, p, y);
+    } else {
+      Reader panels[1] = {Reader(weight, p)};
+      tile_of<Reader, 1, kRows>(shape.rows, x, shape, weight, panels, p, y);
+    }
+  }
+}
+
+template <class Reader>
+void widen_panel(const Weight& weight, int64_t p, float* to) {
+  Reader panel(weight, p);
+  const int64_t group = Reader::kGroup == 0 ? weight.inner : Reader::kGroup;
+  for (int64_t first = 0; first < weight.inner; first += group) {
+    panel.open_group();
+    for (int64_t k = first; k < first + group; k += Reader::kStep) {
+      panel.fetch();
+#pragma GCC unroll 4
+      for (int64_t s = 0; s < Reader::kStep; ++s, to += kPanel) {
+        Vector left, right;
+        panel.widen(s, left, right);
+        save(to, left);
+        save(to + kLanes, right);
       }
     }
   }
 }
 
+template <class Reader>
+void multiply_many(const float* x, const Shape& shape, const Weight& weight, float* y) {
+  constexpr bool kWidens = !std::is_same_v<Reader, Float32>;
+  const int64_t num_panels = shape.panels();
+  const int64_t block_bytes = kWidens ? kWidenedBlockBytes : kBlockBytes;
+  const int64_t block = std::max(kRows, block_bytes / (4 * weight.inner) / kRows * kRows);
+#pragma omp parallel
+  {
+    std::vector<float> buffer(kWidens ? weight.inner * kPanel : 0);
+    Weight widened = weight;
+    widened.data = buffer.data();
+    for (int64_t first = 0; first < shape.rows; first += block) {
+      const int64_t rows = std::min(block, shape.rows - first);
+      const int64_t tiles = (rows + kRows - 1) / kRows;
+#pragma omp for schedule(static) nowait
+      for (int64_t p = 0; p < num_panels; ++p) {
+        if (kWidens) widen_panel<Reader>(weight, p, buffer.data());
+        for (int64_t t = 0; t < tiles; ++t) {  // tiles of even height: a low one wastes the core
+          const int64_t begin = first + rows * t / tiles, end = first + rows * (t + 1) / tiles;
+          Float32 panels[1] = {kWidens ? Float32(widened, 0) : Float32(weight, p)};
+          tile_of<Float32, 1, kRows>(end - begin, x + begin * shape.x_stride, shape, weight, panels,
+                                     p, y + begin * shape.y_stride);
+        }
+      }
+    }
+  }
+}
+
+template <class Reader>
+void multiply(const float* x, const Shape& shape, const Weight& weight, float* y) {
+  (shape.rows <= kRows ? multiply_few<Reader> : multiply_many<Reader>)(x, shape, weight, y);
+}
+
+// Column ids[i] of the weight, as a row of `out` [count, K].
+template <class Reader>
+void gather(const Weight& weight, const int64_t* ids, int64_t count, float* out) {
+#pragma omp parallel if (count >= 8)
+  {
+    std::vector<float> buffer(weight.inner * kPanel);
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < count; ++i) {
+      widen_panel<Reader>(weight, ids[i] / kPanel, buffer.data());
+      const float* column = buffer.data() + ids[i] % kPanel;
+      for (int64_t k = 0; k < weight.inner; ++k) out[i * weight.inner + k] = column[k * kPanel];
+    }
+  }
+}
+
+// By format: float32, bfloat16, four bits with scales in float16 and in float32, eight bits with
+// scales in float16 for 32 rows and in float32 for 16.
+constexpr decltype(&multiply<Float32>) kMultiply[] = {
+    multiply<Float32>,         multiply<Bfloat16>,
+    multiply<FourBits<Half>>,  multiply<FourBits<float>>,
+    multiply<EightBits<Half, 32>>, multiply<EightBits<float, 16>>,
+};
+constexpr decltype(&gather<Float32>) kGather[] = {
+    gather<Float32>,         gather<Bfloat16>,
+    gather<FourBits<Half>>,  gather<FourBits<float>>,
+    gather<EightBits<Half, 32>>, gather<EightBits<float, 16>>,
+};
+
 }  // namespace
 
 extern "C" int64_t atom_lite_linear_panel() { return kPanel; }
 
-// mode 0 plain, 1 added, 2 gated. bias is null or padded to whole panels, in the panels' order.
-extern "C" void atom_lite_linear_f32(const float* x, int64_t x_stride, const float* panels,
-                                     const float* bias, float* y, int64_t y_stride, int64_t rows,
-                                     int64_t inner, int64_t outer, int64_t mode) {
-  const Shape shape{rows, inner, outer, x_stride, y_stride};
-  const auto multiply_as = mode == 0   ? multiply<Store::kPlain>
-                           : mode == 1 ? multiply<Store::kAdded>
-                                       : multiply<Store::kGated>;
-  multiply_as(x, shape, panels, bias, y);
+// y and x have rows `x_stride` and `y_stride` apart.
+extern "C" void atom_lite_linear(int64_t format, const void* data, const void* scales,
+                                 const float* bias, const float* x, int64_t x_stride, float* y,
+                                 int64_t y_stride, int64_t rows, int64_t inner, int64_t outer,
+                                 int64_t mode) {
+  const Weight weight{data, scales, bias, inner};
+  const Shape shape{rows, outer, x_stride, y_stride, static_cast<Mode>(mode)};
+  kMultiply[format](x, shape, weight, y);
+}
+
+// Columns `ids` [count] of a weight that is not gated, into out [count, K].
+extern "C" void atom_lite_linear_columns(int64_t format, const void* data, const void* scales,
+                                         const int64_t* ids, float* out, int64_t count,
+                                         int64_t inner) {
+  kGather[format](Weight{data, scales, nullptr, inner}, ids, count, out);
 }

@@ -22,6 +22,7 @@ INFO = RunnerInfo(
     hidden_size=576,
     eos_token_ids=(2,),
     dtype="float32",
+    activation_dtype="float32",
     device="cpu",
     architecture="LlamaForCausalLM",
     default_sampling={},

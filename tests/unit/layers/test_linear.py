@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from atom_lite.layers.linear import Linear, PlainHead, can_pack
+from atom_lite.layers.linear import (
+    Linear,
+    PlainHead,
+    has_panels,
+    one_dnn_packs,
+    panel_kernel,
+)
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 33, 130])
@@ -19,10 +27,11 @@ def test_linear_equals_torch(rows: int, has_bias: bool, pack: bool) -> None:
     torch.testing.assert_close(Linear(weight, bias, pack=pack).forward(x), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_product_is_added_to_the_residual(dtype: torch.dtype) -> None:
-    weight, x = torch.randn(30, 17).to(dtype), torch.randn(5, 17).to(dtype)
-    residual = torch.randn(5, 30).to(dtype)
+    activations = torch.float32 if has_panels(dtype, CPU) else dtype
+    weight, x = torch.randn(30, 17).to(dtype), torch.randn(5, 17).to(activations)
+    residual = torch.randn(5, 30).to(activations)
     expected = residual.float() + x.float() @ weight.float().T
     Linear(weight).add_to(residual, x)
     torch.testing.assert_close(residual.float(), expected, atol=5e-2, rtol=5e-2)
@@ -31,13 +40,16 @@ def test_a_product_is_added_to_the_residual(dtype: torch.dtype) -> None:
 def test_without_our_kernel_float32_is_packed_by_one_dnn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atom_lite.layers.linear.load_linear", lambda: None)
     weight, bias, x = torch.randn(30, 17), torch.randn(30), torch.randn(5, 17)
-    assert can_pack(weight)
+    assert one_dnn_packs(weight)
     expected = torch.nn.functional.linear(x, weight, bias)
     torch.testing.assert_close(Linear(weight, bias).forward(x), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_types_work_whether_or_not_the_cpu_has_them(dtype: torch.dtype) -> None:
+def test_half_types_without_our_kernel_work_whether_or_not_the_cpu_has_them(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atom_lite.layers.linear.load_linear", lambda: None)
     weight, x = torch.randn(30, 17).to(dtype), torch.randn(5, 17).to(dtype)
     expected = (x.float() @ weight.float().T).to(dtype)
     torch.testing.assert_close(Linear(weight).forward(x), expected, atol=3e-2, rtol=3e-2)
@@ -45,15 +57,15 @@ def test_half_types_work_whether_or_not_the_cpu_has_them(dtype: torch.dtype) -> 
 
 def test_float32_is_packed_and_its_plain_copy_dropped() -> None:
     weight = torch.randn(8, 8)
-    assert can_pack(weight)
     linear = Linear(weight, torch.zeros(8))
     assert linear.weight_bytes == (64 + 8) * 4
     assert not any(value is weight for value in vars(linear).values())
 
 
 def test_other_devices_and_types_are_not_packed() -> None:
-    assert not can_pack(torch.empty(8, 8, device="meta"))
-    assert not can_pack(torch.empty(8, 8, dtype=torch.float64))
+    for weight in (torch.empty(8, 8, device="meta"), torch.empty(8, 8, dtype=torch.float64)):
+        assert panel_kernel(weight) is None
+        assert not one_dnn_packs(weight)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 9])

@@ -13,12 +13,15 @@ from atom_lite.attention.protocol import Backend
 from atom_lite.attention.select import select_backend
 from atom_lite.models.checkpoint import resolve_checkpoint
 from atom_lite.models.decoder import Decoder
+from atom_lite.models.dtype import ModelTypes
 from atom_lite.models.registry import load_model
 from atom_lite.models.spec import ModelSpec, load_spec
+from atom_lite_kernels.cpu.linear import load_linear
 from tests.unit.models.paged_run import PagedRun
 from tests.unit.models.tiny_models import CONFIGS, make_model, save
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -33,10 +36,10 @@ class Loaded:
     backend: Backend
     prompts: list[list[int]]
     expected: list[torch.Tensor]  # per prompt [length, V], transformers' in float32
-    dtype: torch.dtype
+    types: ModelTypes
 
     def run(self) -> PagedRun:
-        return PagedRun(self.decoder, self.spec, self.backend, self.prompts, self.dtype)
+        return PagedRun(self.decoder, self.spec, self.backend, self.prompts, self.types.activations)
 
     def check(self, run: PagedRun) -> None:
         for sequence, expected in zip(run.sequences, self.expected, strict=True):
@@ -55,14 +58,15 @@ def load(model: torch.nn.Module, directory: Path, dtype: torch.dtype = torch.flo
     checkpoint = resolve_checkpoint(str(directory))
     spec = load_spec(checkpoint)
     backend = select_backend("auto", CPU)
+    types = ModelTypes.of(dtype, CPU)
     decoder = load_model(
-        checkpoint, spec, dtype=dtype, device=CPU, load_format="auto", backend=backend
+        checkpoint, spec, types=types, device=CPU, load_format="auto", backend=backend
     )
     draw = random.Random(3)
     prompts = [[draw.randrange(spec.vocab_size) for _ in range(n)] for n in PROMPT_LENGTHS]
     with torch.no_grad():
         expected = [model(torch.tensor([prompt])).logits[0] for prompt in prompts]
-    return Loaded(decoder, spec, backend, prompts, expected, dtype)
+    return Loaded(decoder, spec, backend, prompts, expected, types)
 
 
 def test_whole_prompts_give_the_oracles_logits(loaded: Loaded) -> None:
@@ -102,26 +106,47 @@ def test_sharded_safetensors_give_the_same_model(tmp_path: Path) -> None:
     sharded.check(run)
 
 
-@pytest.mark.parametrize("packs", [True, False])
+def without_our_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atom_lite.layers.linear.load_linear", lambda: None)
+
+
+def without_packing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where torch lacks the packed operator: other builds, other devices."""
+    without_our_kernel(monkeypatch)
+    for module in ("linear", "embedding"):
+        monkeypatch.setattr(f"atom_lite.layers.{module}.one_dnn_packs", lambda weight: False)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "copies"), [(None, 0), (without_our_kernel, 1), (without_packing, 0)]
+)
 def test_weight_bytes_count_a_tied_head_where_it_is_a_packed_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packs: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    prepare: Callable[[pytest.MonkeyPatch], None] | None,
+    copies: int,
 ) -> None:
-    if not packs:
-        monkeypatch.setattr("atom_lite.layers.linear.can_pack", lambda weight: False)
-        monkeypatch.setattr("atom_lite.models.registry.can_pack", lambda weight: False)
+    if prepare is not None:
+        prepare(monkeypatch)
+    elif load_linear() is None:
+        pytest.skip("this machine has no C++ compiler")
     model = make_model(CONFIGS["llama-tied-llama3-rope"])
     save(model, tmp_path)
     stored = sum(parameter.numel() for parameter in model.parameters())
-    copied = model.lm_head.weight.numel() if packs else 0
-    assert load(model, tmp_path).decoder.weight_bytes() == 4 * (stored + copied)
+    stored += copies * model.lm_head.weight.numel()
+    assert load(model, tmp_path).decoder.weight_bytes() == 4 * stored
 
 
-def test_unpacked_weights_give_the_same_logits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("prepare", [without_our_kernel, without_packing])
+@pytest.mark.parametrize("family", ["qwen2", "llama-tied-llama3-rope"])
+def test_without_our_kernel_the_logits_are_the_same(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    prepare: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
-    """Where torch lacks the packed operator (other builds, other devices), F.linear takes over."""
-    monkeypatch.setattr("atom_lite.layers.linear.can_pack", lambda weight: False)
-    model = make_model(CONFIGS["qwen2"])
+    prepare(monkeypatch)
+    model = make_model(CONFIGS[family])
     save(model, tmp_path)
     unpacked = load(model, tmp_path)
     run = unpacked.run()

@@ -13,6 +13,7 @@ from atom_lite.attention.select import select_backend
 from atom_lite.errors import ConfigError
 from atom_lite.models import gguf_blocks
 from atom_lite.models.checkpoint import Checkpoint
+from atom_lite.models.dtype import ModelTypes
 from atom_lite.models.gguf_file import BLOCK_FORMATS, GgufFile, GgufTensor
 from atom_lite.models.load_gguf import GgufWeights
 from atom_lite.models.registry import load_model
@@ -190,7 +191,7 @@ def test_each_family_loads_and_runs(tmp_path: Path, architecture: str, name: str
     decoder = load_model(
         gguf_checkpoint(path),
         spec,
-        dtype=torch.float32,
+        types=ModelTypes.of(torch.float32, CPU),
         device=CPU,
         load_format="gguf",
         backend=backend,

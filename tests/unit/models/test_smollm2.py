@@ -9,6 +9,7 @@ import torch
 
 from atom_lite.attention.select import select_backend
 from atom_lite.models.checkpoint import resolve_checkpoint
+from atom_lite.models.dtype import ModelTypes
 from atom_lite.models.load_gguf import GgufWeights
 from atom_lite.models.registry import load_model
 from atom_lite.models.spec import load_spec
@@ -36,7 +37,12 @@ def test_logits_equal_transformers(smollm2_gguf: Path, smollm2_oracle: Any, chun
     spec = load_spec(checkpoint)
     backend = select_backend("auto", CPU)
     decoder = load_model(
-        checkpoint, spec, dtype=torch.float32, device=CPU, load_format="auto", backend=backend
+        checkpoint,
+        spec,
+        types=ModelTypes.of(torch.float32, CPU),
+        device=CPU,
+        load_format="auto",
+        backend=backend,
     )
     prompt = torch.randint(spec.vocab_size, (200,), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

@@ -13,6 +13,7 @@ from atom_lite.attention.select import select_backend
 from atom_lite.errors import ConfigError
 from atom_lite.layers.rope_parameters import RopeParameters
 from atom_lite.models.checkpoint import Checkpoint
+from atom_lite.models.dtype import ModelTypes
 from atom_lite.models.load_dummy import DummyWeights
 from atom_lite.models.load_safetensors import INDEX_FILE, SafetensorsWeights
 from atom_lite.models.registry import load_model
@@ -50,7 +51,7 @@ def load(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
     return load_model(
         Checkpoint(path=directory, kind="safetensors", name="tiny"),
         SPEC,
-        dtype=dtype,
+        types=ModelTypes.of(dtype, CPU),
         device=CPU,
         load_format="auto",
         backend=select_backend("auto", CPU),
@@ -149,11 +150,15 @@ def test_files_of_other_names_are_found_without_an_index(tmp_path: Path) -> None
 def test_weights_are_read_in_the_type_asked_for(tmp_path: Path, dtype: torch.dtype) -> None:
     save_file(make_tensors(), tmp_path / "model.safetensors")
     weights = SafetensorsWeights(tmp_path, dtype, CPU)
-    assert weights.read("model.norm.weight").dtype == dtype
-    full = 4 * sum(tensor.numel() for tensor in make_tensors().values())
+    assert weights.read("model.embed_tokens.weight").dtype == dtype
+    assert weights.read("model.norm.weight").dtype == torch.float32
+    matrices = [tensor.numel() for tensor in make_tensors().values() if tensor.dim() == 2]
+    norms = [tensor.numel() for tensor in make_tensors().values() if tensor.dim() == 1]
     # the norm of q and k keeps one row per head
     per_head = 2 * (SPEC.num_heads + SPEC.num_kv_heads - 2) * SPEC.head_size
-    assert load(tmp_path, dtype).weight_bytes() == full // 2 + 2 * per_head
+    norm_size = ModelTypes.of(dtype, CPU).activations.itemsize
+    expected = 2 * sum(matrices) + norm_size * (sum(norms) + per_head)
+    assert load(tmp_path, dtype).weight_bytes() == expected
 
 
 def test_dummy_weights_depend_on_seed_and_name_only() -> None:
@@ -172,7 +177,7 @@ def test_a_dummy_model_needs_no_files(tmp_path: Path) -> None:
     decoder = load_model(
         Checkpoint(path=tmp_path, kind="config", name="tiny"),
         SPEC,
-        dtype=torch.float32,
+        types=ModelTypes.of(torch.float32, CPU),
         device=CPU,
         load_format="dummy",
         backend=select_backend("auto", CPU),

@@ -10,7 +10,7 @@ Flag names are vLLM's and ATOM's. Source: facts of their command lines.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from atom_lite.errors import ConfigError
 from atom_lite.settings import json_object, setting
@@ -21,6 +21,14 @@ DEFAULT_MIN_CHUNK_TOKENS = 4096
 DEFAULT_SMOOTH_FACTOR = 0.75
 SMOOTH_FACTOR_VARIABLE = "ATOM_DYNAMIC_CHUNKING_SMOOTH_FACTOR"
 KV_CONSUMER = "kv_consumer"
+
+BatchingPolicyName: TypeAlias = Literal[
+    "request-level", "orca", "prefill-first", "unified", "stall-free"
+]
+WHOLE_PROMPT_POLICIES = ("request-level", "orca", "prefill-first")
+CapacityPolicyName: TypeAlias = Literal[
+    "auto", "max-utilization", "watermark", "no-evict", "max-length"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +151,24 @@ class SchedulerConfig:
     )
     enable_chunked_prefill: bool = setting(
         True, "Split prompts over steps. Off: a prompt goes in one step, alone if need be."
+    )
+    batching_policy: str = setting(
+        "stall-free",
+        "What enters a step, and in which order: stall-free puts decodes first and prompt chunks "
+        "in what is left; unified (vLLM V1), prefill-first (vLLM V0), orca and request-level are "
+        "other servers' rules, the last three with whole prompts.",
+        choices=get_args(BatchingPolicyName),
+    )
+    enable_hybrid_batching: bool = setting(
+        True,
+        "Policy stall-free: decodes and prompt chunks share steps. Off: they take turns.",
+    )
+    capacity_policy: str = setting(
+        "auto",
+        "KV blocks that a sequence must be sure of to start. no-evict: for all that it may "
+        "generate, so none is ever preempted. auto: max-utilization; max-length for orca and "
+        "request-level, watermark for prefill-first.",
+        choices=get_args(CapacityPolicyName),
     )
     scheduling_policy: str = setting(
         "fcfs",

@@ -43,10 +43,6 @@ class KVAllocator:
         """Blocks that hold the KV of `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
-    def blocks_to_decode(self, prefill_end: int) -> int:
-        """Blocks of a prefill and its first decode; the whole pool is enough for any sequence."""
-        return min(self.blocks_for(prefill_end + 1), self.num_blocks)
-
     def take(self, count: int) -> list[int]:
         """Take `count` blocks, evicting the least recently used cached ones if need be."""
         taken, evicted = self._pool.take(count)

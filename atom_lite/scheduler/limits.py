@@ -7,9 +7,10 @@ control plane never meets a None. The engine makes this from `Config`, the model
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from atom_lite.chunking.planner import DEFAULT_FLOOR_TOKENS
+from atom_lite.config import WHOLE_PROMPT_POLICIES, BatchingPolicyName, CapacityPolicyName
 from atom_lite.errors import ConfigError
 
 
@@ -34,6 +35,14 @@ class SchedulerLimits:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     pipeline_depth: int = 1
     least_chunk_tokens: int = DEFAULT_FLOOR_TOKENS
+    batching_policy: BatchingPolicyName = "stall-free"
+    capacity_policy: CapacityPolicyName = "auto"
+    enable_hybrid_batching: bool = True
+
+    @property
+    def whole_prompts(self) -> bool:
+        """Each prompt goes in one step: chunked prefill is off, or the policy knows none."""
+        return not self.enable_chunked_prefill or self.batching_policy in WHOLE_PROMPT_POLICIES
 
     def check(self) -> None:
         """Refuse numbers with which some sequence could never be scheduled.
@@ -65,9 +74,20 @@ class SchedulerLimits:
                 f"a step without decodes may take {self.prefill_step_tokens} tokens but must be "
                 f"allowed at least the {self.decode_step_tokens} of a step that holds decodes"
             )
-        if self.scheduling_policy not in ("fcfs", "priority"):
+        self._check_policies()
+
+    def _check_policies(self) -> None:
+        for flag, name, names in (
+            ("--scheduling-policy", self.scheduling_policy, ("fcfs", "priority")),
+            ("--batching-policy", self.batching_policy, get_args(BatchingPolicyName)),
+            ("--capacity-policy", self.capacity_policy, get_args(CapacityPolicyName)),
+        ):
+            if name not in names:
+                raise ConfigError(f"{flag} is {name!r}, must be one of {', '.join(names)}")
+        if not self.enable_hybrid_batching and self.batching_policy != "stall-free":
             raise ConfigError(
-                f"--scheduling-policy is {self.scheduling_policy!r}, must be fcfs or priority"
+                "--no-enable-hybrid-batching goes with --batching-policy stall-free alone, and "
+                f"--batching-policy is {self.batching_policy}"
             )
 
     @property

@@ -12,6 +12,7 @@ from collections import Counter
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from atom_lite.scheduler.capacity import MaxUtilization
 from atom_lite.scheduler.sequence import State
 from atom_lite.scheduler.waiting_queue import WaitingQueue
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from atom_lite.kv.allocator import KVAllocator
+    from atom_lite.scheduler.capacity import CapacityPolicy
     from atom_lite.scheduler.sequence import Sequence
     from atom_lite.scheduler.sharing import Sharing
 
@@ -28,14 +30,17 @@ _by_order = attrgetter("order")
 class Roster:
     """Live sequences. `prefilling` and `decoding` are sorted by order; others only read them.
 
-    Two sums over the partial prefills are kept up to date, as each admission asks for them:
-    `num_promised_blocks`, which they still need for their prefill and first decode, and
-    `coming_digests`, the cacheable blocks that they have yet to compute.
+    Two sums are kept up to date, as each admission asks for them: `num_promised_blocks`, which
+    running sequences are still to be sure of by the capacity policy, and `coming_digests`, the
+    cacheable blocks that partial prefills have yet to compute.
     """
 
-    def __init__(self, allocator: KVAllocator, sharing: Sharing) -> None:
+    def __init__(
+        self, allocator: KVAllocator, sharing: Sharing, capacity: CapacityPolicy | None = None
+    ) -> None:
         self._allocator = allocator
         self._sharing = sharing
+        self.capacity = capacity or MaxUtilization()
         self._live: dict[int, Sequence] = {}
         self._drops: list[tuple[int, int]] = []
         self.waiting = WaitingQueue()
@@ -60,6 +65,11 @@ class Roster:
         """The live sequence with this id."""
         return self._live.get(sequence_id)
 
+    def reach_blocks(self, sequence: Sequence) -> int:
+        """Blocks that a sequence must be sure of to start; the whole pool is enough for any."""
+        tokens = self.capacity.reach_tokens(sequence)
+        return min(self._allocator.blocks_for(tokens), self._allocator.num_blocks)
+
     def add(self, sequence: Sequence) -> None:
         """Take a new sequence in; it waits."""
         self._live[sequence.sequence_id] = sequence
@@ -78,17 +88,14 @@ class Roster:
         sequence.prefill_end = len(sequence.tokens)
         sequence.state = State.PREFILLING
         insort(self.prefilling, sequence, key=_by_order)
-        needed = self._allocator.blocks_to_decode(sequence.prefill_end)
-        sequence.num_promised_blocks = needed - len(cached_block_ids)
+        sequence.num_promised_blocks = self.reach_blocks(sequence) - len(cached_block_ids)
         self.num_promised_blocks += sequence.num_promised_blocks
         self.coming_digests.update(self._coming_digests(sequence))
 
     def take_blocks(self, sequence: Sequence, count: int) -> None:
         """Give a running sequence more blocks, which must be available."""
         sequence.block_ids += self._allocator.take(count)
-        if sequence.state is State.PREFILLING:
-            sequence.num_promised_blocks -= count
-            self.num_promised_blocks -= count
+        self._drop_promise(sequence, min(count, sequence.num_promised_blocks))
 
     def register_blocks(self, sequence: Sequence, num_full: int) -> None:
         """Let others hit the first `num_full` blocks of a sequence, which now has their digests."""
@@ -102,6 +109,8 @@ class Roster:
     def end_prefill(self, sequence: Sequence) -> None:
         """Move a sequence whose last chunk has been placed to decoding."""
         self._leave_prefilling(sequence)
+        if not self.capacity.promises_last:
+            self._drop_promise(sequence, sequence.num_promised_blocks)
         self._remove_running(sequence)
         sequence.state = State.DECODING
         insort(self.decoding, sequence, key=_by_order)
@@ -151,16 +160,19 @@ class Roster:
     def _leave_stages(self, sequence: Sequence) -> None:
         if sequence.state is State.PREFILLING:
             self._leave_prefilling(sequence)
+        self._drop_promise(sequence, sequence.num_promised_blocks)
         self._remove_running(sequence)
         self._drops.append((sequence.sequence_id, sequence.epoch))
         self._allocator.release(sequence.block_ids)
         sequence.block_ids = []
 
     def _leave_prefilling(self, sequence: Sequence) -> None:
-        self.num_promised_blocks -= sequence.num_promised_blocks
-        sequence.num_promised_blocks = 0
         for digest in self._coming_digests(sequence):
             self._no_longer_coming(digest)
+
+    def _drop_promise(self, sequence: Sequence, num_blocks: int) -> None:
+        sequence.num_promised_blocks -= num_blocks
+        self.num_promised_blocks -= num_blocks
 
     def _coming_digests(self, sequence: Sequence) -> list[bytes]:
         """Names, where they have any, of the full blocks of its prefill not computed yet."""
@@ -193,10 +205,7 @@ class Roster:
             assert running == sorted(running, key=_by_order), "running list is out of order"
         for sequence in self:
             self._check_sequence(sequence)
-        promised = sum(
-            self._allocator.blocks_to_decode(s.prefill_end) - len(s.block_ids)
-            for s in self.prefilling
-        )
+        promised = sum(s.num_promised_blocks for s in self)
         assert self.num_promised_blocks == promised, "promised blocks are miscounted"
         coming = Counter(d for s in self.prefilling for d in self._coming_digests(s))
         assert self.coming_digests == coming, "coming blocks are miscounted"
@@ -211,6 +220,8 @@ class Roster:
         if sequence.state is State.WAITING:
             assert not sequence.awaits_result, f"{what} waits with a result in flight"
         elif sequence.state is State.PREFILLING:
+            left = self.reach_blocks(sequence) - len(sequence.block_ids)
+            assert sequence.num_promised_blocks == left, f"{what} is promised the wrong number"
             assert sequence.num_prefill_tokens_left > 0, f"{what} has nothing left to prefill"
             assert not sequence.awaits_result, f"{what} awaits a result before its last chunk"
         else:

@@ -33,9 +33,10 @@ from atom_lite.messages import (
     SubmitSequence,
     TokensGenerated,
 )
+from atom_lite.scheduler.capacity import make_capacity
 from atom_lite.scheduler.in_flight import Flight, InFlight, errors_that_count, tokens_that_count
 from atom_lite.scheduler.limits import SchedulerLimits
-from atom_lite.scheduler.policies.stall_free import StallFree
+from atom_lite.scheduler.policies.select import make_policy
 from atom_lite.scheduler.prompt_scores import prompt_scores_that_count
 from atom_lite.scheduler.roster import Roster
 from atom_lite.scheduler.sequence import Sequence
@@ -65,7 +66,7 @@ class Scheduler:
 
     Args:
         limits: resolved numbers.
-        policy: order and admission. Default: stall-free.
+        policy: order and admission. Default: the one that the limits name.
         planner: chunk size. Default: all that the budget leaves.
         report: counts the chunks that are placed.
         needs_acknowledgement: asked for each step: whether only the last stage's result may retire
@@ -88,10 +89,10 @@ class Scheduler:
     ) -> None:
         limits.check()
         self._limits = limits
-        self._policy = policy or StallFree()
+        self._policy = policy or make_policy(limits)
         self._allocator = KVAllocator(limits.num_blocks, limits.block_size)
         self._sharing = Sharing(self._allocator, enable_prefix_caching=limits.enable_prefix_caching)
-        self._roster = Roster(self._allocator, self._sharing)
+        self._roster = Roster(self._allocator, self._sharing, make_capacity(limits))
         self._in_flight = InFlight(limits.pipeline_depth)
         self._needs_acknowledgement = needs_acknowledgement
         self._planner = planner or FixedPlanner()

@@ -55,7 +55,7 @@ class Sequence:
     awaits_result: bool = False
     last_step_id: int = -1
     block_ids: list[int] = field(default_factory=list)
-    num_promised_blocks: int = 0  # while prefilling: still needed up to the first decode
+    num_promised_blocks: int = 0  # that it is still to be sure of, see `capacity`
     num_sent_blocks: int = 0  # of block_ids, how many the stages know
     digests: list[bytes] = field(default_factory=list)  # of the full blocks of `tokens`, lazily
     num_registered_blocks: int = 0

@@ -70,13 +70,24 @@ class StepBuilder:
         self._score_entries_left = MOST_ENTRIES_PER_STEP
         self.prefix_cache_queries = 0  # tokens
         self.prefix_cache_hits = 0
+        self.num_preempted = 0
 
     # ------------------------------------------------------------ what a policy may ask
 
     @property
     def whole_prompts(self) -> bool:
         """Chunked prefill is off: each prompt goes in one step."""
-        return not self._limits.enable_chunked_prefill
+        return self._limits.whole_prompts
+
+    @property
+    def hybrid(self) -> bool:
+        """Whether decodes and prefill chunks may share a step."""
+        return self._limits.enable_hybrid_batching
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold blocks."""
+        return self._roster.num_running
 
     def ready_decodes(self) -> list[Sequence]:
         """Sequences whose last token has come back, in order; at most one microbatch's share."""
@@ -91,9 +102,9 @@ class StepBuilder:
         """The earliest waiting sequence, if it can start in this step.
 
         It can when a running slot is free, no other is just computing the block that it needs
-        next, and its prefill plus one token, that of all partial prefills, and one more block for
-        each decoding sequence fit in the available blocks. Without this two half-done prompts
-        could preempt each other for ever, or a prompt be computed only to be preempted at once.
+        next, and what the capacity policy promises to it and to all that run fits in the available
+        blocks. Every policy promises a whole prefill: else two half-done prompts could preempt
+        each other for ever.
         """
         sequence = self._roster.waiting.peek()
         if sequence is None or self._roster.num_running >= self._limits.max_num_seqs:
@@ -103,8 +114,9 @@ class StepBuilder:
             return None
         # A cached block that nobody holds is taken from the available ones like any other.
         allocator = self._allocator
-        needed = allocator.blocks_to_decode(len(sequence.tokens)) - allocator.count_held(cached)
-        promised = len(self._roster.decoding) + self._roster.num_promised_blocks
+        needed = self._roster.reach_blocks(sequence) - allocator.count_held(cached)
+        headroom = self._roster.capacity.headroom_blocks(self._roster)
+        promised = headroom + self._roster.num_promised_blocks
         if needed + promised > allocator.num_available:
             return None
         left = len(sequence.tokens) - len(cached) * self._limits.block_size
@@ -116,6 +128,10 @@ class StepBuilder:
         """Make this a step without decodes; only for whole prompts that fit beside none."""
         assert self.whole_prompts and not self.rows
         self.budget_left = self._limits.prefill_step_tokens
+
+    def lift_budget(self) -> None:
+        """Let slots and blocks alone bound this step; for policies that know no token budget."""
+        self.budget_left = self._limits.pool_tokens
 
     def place_decode(self, sequence: Sequence) -> bool:
         """Place a ready decode, preempting the latest sequences where blocks are short.
@@ -133,6 +149,8 @@ class StepBuilder:
 
     def place_chunk(self, sequence: Sequence) -> bool:
         """Place the next chunk of a partial prefill, as far as budget and blocks go."""
+        if sequence.state is not State.PREFILLING:
+            return False  # preempted for an earlier row of this step
         chunk = self._next_chunk(
             sequence, sequence.num_scheduled_tokens, sequence.num_prefill_tokens_left
         )
@@ -205,6 +223,7 @@ class StepBuilder:
             if victim is sequence and self._a_later_one_is_in_flight(sequence):
                 return False
             self._roster.preempt(victim)
+            self.num_preempted += 1
             self._planner.forget(victim.sequence_id)
             if victim is sequence:
                 return False

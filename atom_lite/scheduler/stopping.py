@@ -78,7 +78,7 @@ def _check_scores(sampling: SamplingParams, num_prompt: int, limits: SchedulerLi
         if value is not None and value < 0:
             raise RequestError(f"{name} is {value} but must be at least 0", param=name)
     count = sampling.num_prompt_logprobs
-    if count is None or limits.enable_chunked_prefill:
+    if count is None or not limits.whole_prompts:
         return
     most = MOST_ENTRIES_PER_STEP // (count + 1)
     if num_prompt > most:

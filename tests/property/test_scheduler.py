@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import hypothesis.strategies as st
 import pytest
@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from atom_lite.config import BatchingPolicyName, CapacityPolicyName
 from atom_lite.messages import (
     Logprobs,
     PromptLogprobs,
@@ -43,7 +44,13 @@ limits_strategy = st.builds(
     enable_prefix_caching=st.booleans(),
     scheduling_policy=st.sampled_from(["fcfs", "priority"]),
     pipeline_depth=st.integers(1, 4),
+    capacity_policy=st.sampled_from(get_args(CapacityPolicyName)),
 )
+# Rules of other servers that no token budget bounds.
+UNBOUNDED = ("orca", "request-level")
+
+
+POLICIES = get_args(BatchingPolicyName)
 
 
 def decodes_of(plan: StepPlan) -> list[StepRow]:
@@ -188,14 +195,36 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len({row.sequence_id for row in plan.rows}) == len(plan.rows)
         total = sum(row.num_tokens for row in plan.rows)
         budget = self.limits.decode_step_tokens if decodes else self.limits.prefill_step_tokens
-        if not self.limits.enable_chunked_prefill and len(plan.rows) == 1:
+        if self.limits.whole_prompts and len(plan.rows) == 1:
             budget = max(budget, total)
-        assert 0 < total <= budget
-        self.check_decodes_placed(plan, {row.sequence_id for row in decodes}, bool(prefills))
+        assert total > 0
+        assert total <= budget or self.limits.batching_policy in UNBOUNDED
+        self.check_policy(plan, len(decodes), prefills)
+        if self.limits.batching_policy == "stall-free" and self.limits.enable_hybrid_batching:
+            self.check_decodes_placed(plan, {row.sequence_id for row in decodes}, bool(prefills))
         self.ready -= {row.sequence_id for row in decodes}
         self.awaiting |= awaited
         for sequence_id, _ in plan.drops:
             self.ready.discard(sequence_id)
+
+    def check_policy(self, plan: StepPlan, num_decodes: int, prefills: list[StepRow]) -> None:
+        """What each policy says of its steps."""
+        policy = self.limits.batching_policy
+        starts = {start.sequence_id: start for start in plan.starts}
+        if self.limits.whole_prompts:
+            for row in prefills:
+                assert row.start + row.num_tokens == len(starts[row.sequence_id].token_ids)
+        if policy == "prefill-first" or not self.limits.enable_hybrid_batching:
+            assert not (num_decodes and prefills)
+        if policy == "request-level" and prefills:
+            others = set(self.submissions) - self.ended.keys() - starts.keys()
+            assert not others & (self.ready | self.awaiting), "joined a running batch"
+        if policy == "unified" and self.depth == 1:
+            left_out = self.ready - {row.sequence_id for row in plan.rows}
+            left_out -= {sequence_id for sequence_id, _ in plan.drops}
+            total = num_decodes + sum(row.num_tokens for row in prefills)
+            # The decode budget is in force, as some sequence decodes.
+            assert not left_out or total == self.limits.decode_step_tokens
 
     def ends_prompt(self, row: StepRow) -> bool:
         """Whether a row is the last of a sequence that wants no token."""
@@ -290,6 +319,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.check_integrity()
         stats = self.scheduler.stats()
         assert stats.num_running <= self.limits.max_num_seqs
+        if self.limits.capacity_policy in ("no-evict", "max-length"):
+            assert stats.num_preemptions == 0
         assert stats.num_running + stats.num_waiting == len(self.submissions) - len(self.ended)
 
     def teardown(self) -> None:
@@ -344,7 +375,17 @@ def test_a_tiny_pool_preempts_but_never_stalls_or_thrashes() -> None:
     run(40, 60, num_blocks=6, block_size=4, max_num_seqs=6)
 
 
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "stall-free"])
+def test_every_policy_keeps_its_rules_and_every_token(policy: BatchingPolicyName) -> None:
+    run(25, 50, batching_policy=policy)
+
+
+def test_without_hybrid_batching_decodes_and_prefills_take_turns() -> None:
+    run(25, 50, enable_hybrid_batching=False)
+
+
 @pytest.mark.full
 @pytest.mark.timeout(3600)
-def test_any_load_keeps_every_rule_and_every_token_many_times() -> None:
-    run(3000, 100)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_any_load_keeps_every_rule_and_every_token_many_times(policy: BatchingPolicyName) -> None:
+    run(1000, 100, batching_policy=policy)

@@ -1,0 +1,71 @@
+"""When a sequence's next token is due, by its objectives.
+
+Why: an objective is a gap, but what a client's player or reader feels is whether the stream is
+behind. So a token that comes early leaves its slack to those after it, and a late one starts the
+count anew: Etalon's rule, which in terms of points in time is one maximum.
+
+    due of the first token = arrival + TTFT objective
+    due of the next one    = max(due, now) + TBT objective      when a token has come at `now`
+
+Pure arithmetic over seconds; runs in the head process. Source: Etalon (fluidity index), section 4.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objectives:
+    """What a sequence is promised, in seconds; None is no promise.
+
+    Attributes:
+        ttft_seconds: from arrival to the first token.
+        tbt_seconds: between two tokens.
+    """
+
+    ttft_seconds: float | None = None
+    tbt_seconds: float | None = None
+
+    def over(self, default: Objectives) -> Objectives:
+        """These, and the default's where there is none."""
+        return Objectives(
+            ttft_seconds=default.ttft_seconds if self.ttft_seconds is None else self.ttft_seconds,
+            tbt_seconds=default.tbt_seconds if self.tbt_seconds is None else self.tbt_seconds,
+        )
+
+
+class Deadline:
+    """Of one sequence: when its next token is due; infinity where nothing is promised."""
+
+    __slots__ = ("_is_first", "due_seconds", "num_late", "objectives")
+
+    def __init__(self, objectives: Objectives, arrival_seconds: float) -> None:
+        self.objectives = objectives
+        self.num_late = 0
+        self._is_first = True
+        ttft = objectives.ttft_seconds
+        self.due_seconds = math.inf if ttft is None else arrival_seconds + ttft
+
+    def token(self, now: float) -> None:
+        """A token has come."""
+        self.num_late += now > self.due_seconds
+        tbt = self.objectives.tbt_seconds
+        if tbt is None:
+            self.due_seconds = math.inf
+        elif self.due_seconds == math.inf:
+            self.due_seconds = now + tbt  # the first token was promised nothing
+        else:
+            self.due_seconds = max(self.due_seconds, now) + tbt
+        self._is_first = False
+
+    def step_seconds(self, now: float) -> float:
+        """How long a step that starts now and brings the next token may take.
+
+        Never more than the objective, whatever slack there is: it pays for waiting, not for a step
+        that would be felt as a stall.
+        """
+        left = self.due_seconds - now
+        tbt = self.objectives.tbt_seconds
+        return left if tbt is None or self._is_first else min(left, tbt)

@@ -118,7 +118,7 @@ def describe_engine(ready: EngineReady) -> str:
     """What runs where and what memory it takes, in one line for the log."""
     memory = ", ".join(f"{kind} {size / 1e6:.0f} MB" for kind, size in ready.memory_bytes.items())
     return (
-        f"Engine ready: {ready.architecture} in {ready.dtype} on {ready.device}; {memory}; "
+        f"Engine ready: {ready.architecture} in {ready.dtype} on {ready.device}; memory: {memory}; "
         f"{ready.num_blocks} KV blocks of {ready.block_size} tokens, sequences of at most "
         f"{ready.max_model_len} tokens, {ready.max_num_batched_tokens} tokens a step"
     )

@@ -251,7 +251,9 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     dtype: str  # "float32", "bfloat16", ...
     architecture: str
     default_sampling: dict[str, float]  # generation_config.json's temperature, top_p, top_k ...
-    memory_bytes: dict[str, int]  # by kind: weights, kv_cache
+    # By kind, of one stage: weights; kv_cache, taken as it fills; activations, the most that a step
+    # takes; process, what it held before all of these.
+    memory_bytes: dict[str, int]
     num_stages: int = 1  # of the pipeline
 
 

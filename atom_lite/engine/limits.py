@@ -98,6 +98,13 @@ def engine_ready(limits: SchedulerLimits, info: RunnerInfo) -> EngineReady:
         dtype=info.dtype,
         architecture=info.architecture,
         default_sampling=info.default_sampling,
-        memory_bytes=info.memory_bytes,
+        memory_bytes=info.memory_bytes | {"activations": _activation_bytes(limits, info)},
         num_stages=info.num_stages,
     )
+
+
+def _activation_bytes(limits: SchedulerLimits, info: RunnerInfo) -> int:
+    """Most that a step takes beside weights and cache: its tokens' numbers, its rows' logits."""
+    tokens = max(limits.prefill_step_tokens, limits.decode_step_tokens)
+    logits = 4 * limits.max_num_seqs * info.vocab_size  # float32
+    return tokens * info.activation_bytes_per_token + logits

@@ -19,6 +19,7 @@ from atom_lite.errors import ConfigError
 
 if TYPE_CHECKING:
     from atom_lite.config import CacheConfig
+    from atom_lite.models.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +113,22 @@ def check_model_len(flag: int | None, model_limit: int) -> int:
     if flag > model_limit:
         raise ConfigError(f"--max-model-len {flag}: the model's own limit is {model_limit} tokens")
     return flag
+
+
+def activation_bytes_per_token(spec: ModelSpec) -> int:
+    """Bytes that a token of a step takes while a layer runs, at most; they are given back after it.
+
+    In float32: the residual stream and its norm; the widest that lives beside them, be it q, k and
+    v with the attended values or gate and up with their product.
+    """
+    heads = 2 * spec.num_heads + 2 * spec.num_kv_heads
+    widest = max(heads * spec.head_size, 3 * spec.intermediate_size)
+    return 4 * (2 * spec.hidden_size + widest)
+
+
+def resident_bytes() -> int:
+    """Memory that this process has in use now: of what it has reserved, what was touched."""
+    return int(psutil.Process().memory_info().rss)
 
 
 def available_bytes(device: torch.device) -> int:

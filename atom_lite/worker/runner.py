@@ -30,7 +30,11 @@ from atom_lite.worker.grammar_loader import GrammarLoader
 from atom_lite.worker.inputs import build_inputs
 from atom_lite.worker.kv_cache import allocate_pool
 from atom_lite.worker.logprobs import KeptLogits
-from atom_lite.worker.memory import check_model_len
+from atom_lite.worker.memory import (
+    activation_bytes_per_token,
+    check_model_len,
+    resident_bytes,
+)
 from atom_lite.worker.prompt_scores import prompt_spans, score_spans
 from atom_lite.worker.sampler import Draw, Sampler
 from atom_lite.worker.sampling_defaults import sampling_defaults
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
     from atom_lite.attention.protocol import Backend
     from atom_lite.config import Config
     from atom_lite.messages import PromptScores, StepPlan, StepTimes
+    from atom_lite.models.checkpoint import Checkpoint
     from atom_lite.models.decoder import Decoder
     from atom_lite.models.dtype import ModelTypes
     from atom_lite.models.partition import StageLayers
@@ -74,7 +79,8 @@ class RunnerInfo:
     device: str  # "cpu", "cuda:0"
     architecture: str
     default_sampling: dict[str, float]
-    memory_bytes: dict[str, int]  # by kind: weights, kv_cache
+    memory_bytes: dict[str, int]  # by kind: weights, kv_cache, process (before both)
+    activation_bytes_per_token: int = 0  # of a step, at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,14 +305,7 @@ def load_stage(config: Config, place: StagePlace, *, backend: Backend | None = N
     _check_sizes(config)
     set_threads(config.model.threads)
     device = resolve_device(config.model.device)
-    checkpoint = resolve_checkpoint(
-        config.model.model,
-        revision=config.model.revision,
-        load_format=config.model.load_format,
-    )
-    checkpoint = dataclasses.replace(
-        checkpoint, weights_cache_bytes=config.model.weights_cache_bytes
-    )
+    checkpoint = _find_checkpoint(config)
     spec = load_spec(checkpoint)
     # Before the weights, which take seconds: what cannot work should fail at once.
     check_model_len(config.model.max_model_len, spec.max_position_embeddings)
@@ -314,6 +313,7 @@ def load_stage(config: Config, place: StagePlace, *, backend: Backend | None = N
     stages = partition_layers(spec, place.num_stages, partition)
     layers = stages[place.stage]
     types = choose_types(config.model.dtype, device, spec)
+    process_bytes = resident_bytes()
     if backend is None:
         backend = select_backend(config.model.attention_backend, device)
     decoder = load_model(
@@ -331,9 +331,18 @@ def load_stage(config: Config, place: StagePlace, *, backend: Backend | None = N
     pool = allocate_pool(config, spec, backend, types.activations, device, num_layers=layers.count)
     defaults = sampling_defaults(config.model, checkpoint)
     info = runner_info(spec, stages, types, device, pool, defaults, decoder.weight_bytes())
+    info.memory_bytes["process"] = process_bytes
     if device.type == "cpu":
         keep_freed_memory()
     return StageParts(config, info, decoder, pool, layers)
+
+
+def _find_checkpoint(config: Config) -> Checkpoint:
+    model = config.model
+    checkpoint = resolve_checkpoint(
+        model.model, revision=model.revision, load_format=model.load_format
+    )
+    return dataclasses.replace(checkpoint, weights_cache_bytes=model.weights_cache_bytes)
 
 
 def runner_info(
@@ -360,6 +369,7 @@ def runner_info(
         architecture=spec.architecture,
         default_sampling=default_sampling,
         memory_bytes={"weights": weight_bytes, "kv_cache": pool.num_bytes},
+        activation_bytes_per_token=activation_bytes_per_token(spec),
     )
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STOP_SECONDS = 20.0
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.05
 LOG_TAIL = 1500  # characters of the log that an error shows
 
 

@@ -278,6 +278,7 @@ def test_info_says_what_was_loaded(runner):
     # keys and values, 2 layers, 2 heads of 8, float32
     assert info.memory_bytes["kv_cache"] == 100 * BLOCK_SIZE * 2 * 2 * 2 * 8 * 4
     assert info.memory_bytes["weights"] > 199 * 32 * 2 * 4
+    assert info.memory_bytes["process"] > 10**7  # an interpreter with torch
 
 
 @pytest.mark.parametrize(

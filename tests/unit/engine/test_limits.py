@@ -16,6 +16,7 @@ INFO = RunnerInfo(
     hidden_size=8,
     eos_token_ids=(0,),
     dtype="float32",
+    activation_dtype="float32",
     device="cpu",
     architecture="X",
     default_sampling={},

@@ -37,10 +37,12 @@ if TYPE_CHECKING:
     from atom_lite.ipc.grammar_messages import GrammarSpec
 
 # The rule that xgrammar makes for the characters of a string of bounded length lets control
-# characters through, which JSON does not have. One class of characters is much cheaper to repeat
-# than a choice, so there are no escapes in it either.
-_CHARACTERS = re.compile(r'^(\w+_characters ::= )\(\(\[\^\\"\\\\\\r\\n\]\)\)$', re.MULTILINE)
-_JSON_CHARACTERS = r'\1[^\\0-\\x1f\\x7f\\"\\\\]'
+# characters through, which JSON does not have: [^"\\\r\n], in its serialized form a kind, a size,
+# "negated", and pairs of code points. One class of characters is much cheaper to repeat than a
+# choice, so there are no escapes in the right one either.
+_CHARACTERS = [1, 9, 1, 34, 34, 92, 92, 13, 13, 10, 10]
+_ONE_CHOICE, _ONE_ELEMENT = [6, 1], [5, 1]  # what a rule's body is wrapped in
+_JSON_CHARACTERS = [1, 9, 1, 34, 34, 92, 92, 0, 31, 127, 127]
 _WARNING = re.compile(r"Warning: (.*)")
 _SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Check failed: \(.*?\) is false: )?")
 _STDERR = 2
@@ -149,8 +151,18 @@ def _without_control_characters(grammar: Grammar) -> Grammar:
     """The same grammar, its bounded strings free of characters that JSON must escape."""
     from xgrammar.grammar import Grammar
 
-    text, num_rules = _CHARACTERS.subn(_JSON_CHARACTERS, str(grammar))
-    return Grammar.from_ebnf(text) if num_rules else grammar
+    rules = json.loads(grammar.serialize_json())
+    numbers, starts = rules["grammar_expr_data"], rules["grammar_expr_indptr"]
+    bodies = [body for name, body, *_ in rules["rules"] if "_characters" in name]
+    for body in bodies:
+        start = starts[body]
+        for wrapping in (_ONE_CHOICE, _ONE_ELEMENT):
+            if numbers[start : start + 2] == wrapping:
+                start = starts[numbers[start + 2]]
+        end = start + len(_CHARACTERS)
+        if numbers[start:end] == _CHARACTERS:
+            numbers[start:end] = _JSON_CHARACTERS
+    return Grammar.deserialize_json(json.dumps(rules))
 
 
 @contextmanager
@@ -215,9 +227,9 @@ def _with_prepared_schemas(node: Any) -> Any:
 
 
 def _in_quotes(text: str) -> str:
-    r"""A text as a GBNF literal: its control characters, quotes and backslashes as \xHH."""
+    r"""A text as a GBNF literal: its control characters, quotes and backslashes as \uHHHH."""
     return "".join(
-        f"\\x{ord(char):02x}" if char < " " or char in '"\\\x7f' else char for char in text
+        f"\\u{ord(char):04x}" if char < " " or char in '"\\\x7f' else char for char in text
     )
 
 

@@ -6,6 +6,7 @@ Run as a program by `test_openai_sdk`: prints the SDK's version and "ok", or fai
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from typing import Any
 
@@ -124,12 +125,68 @@ def check_completion_logprobs(client: openai.OpenAI, model: str) -> None:
     assert [each.index for each in best.choices] == [0, 1]
 
 
+CITY: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "kind": {"enum": ["capital", "town"]},
+    },
+    "required": ["city", "kind"],
+    "additionalProperties": False,
+}
+
+
+def check_structured_output(client: openai.OpenAI, model: str) -> None:
+    answer = client.chat.completions.create(
+        model=model,
+        messages=MESSAGES,
+        max_tokens=60,
+        temperature=1,
+        seed=3,
+        n=2,
+        logprobs=True,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "city", "strict": True, "schema": CITY},
+        },
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    for choice in answer.choices:
+        assert choice.finish_reason == "stop"
+        value = json.loads(choice.message.content or "")
+        assert value.keys() == {"city", "kind"}
+        assert value["kind"] in ("capital", "town")
+        assert choice.logprobs is not None
+        shown = b"".join(bytes(entry.bytes or []) for entry in choice.logprobs.content or [])
+        assert shown.decode().startswith(choice.message.content or "")
+
+
+def check_seed_and_bias(client: openai.OpenAI, model: str) -> None:
+    fields: dict[str, Any] = {"model": model, "prompt": "One, two,", "max_tokens": 6}
+    first, again = (
+        client.completions.create(**fields, temperature=1, seed=7, n=2) for _ in range(2)
+    )
+    texts = [choice.text for choice in first.choices]
+    assert texts == [choice.text for choice in again.choices]
+    assert len(set(texts)) == 2
+    biased = client.completions.create(
+        **fields,
+        temperature=0,
+        logit_bias={"33": 100},
+        extra_body={"return_token_ids": True, "top_k": 5, "min_tokens": 6},
+    )
+    (choice,) = biased.choices
+    assert choice.model_extra is not None
+    assert choice.model_extra["token_ids"] == [33] * 6
+
+
 def check_errors(client: openai.OpenAI, model: str) -> None:
     cases: list[tuple[type[openai.APIStatusError], str | None, dict[str, Any]]] = [
         (openai.NotFoundError, "model_not_found", {"model": "nobody", "prompt": "x"}),
         (openai.BadRequestError, "context_length_exceeded", {"model": model, "prompt": [7] * 9000}),
         (openai.BadRequestError, None, {"model": model, "prompt": "x", "temperature": -1}),
         (openai.BadRequestError, None, {"model": model, "prompt": "x", "logprobs": 21}),
+        (openai.BadRequestError, None, {"model": model, "prompt": "x", "logit_bias": {"99999": 1}}),
     ]
     for kind, code, fields in cases:
         try:
@@ -159,6 +216,8 @@ def main() -> None:
         check_completions(client, model)
         check_chat_logprobs(client, model)
         check_completion_logprobs(client, model)
+        check_structured_output(client, model)
+        check_seed_and_bias(client, model)
         check_errors(client, model)
     asyncio.run(check_async(base_url, model))
     print(openai.__version__, "ok")

@@ -51,7 +51,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Iter
             model=str(path), tokenizer=str(smollm2_gguf), load_format="dummy", dtype="float32"
         ),
         # Too few for 32 of full length, so that some are preempted.
-        cache=CacheConfig(num_gpu_blocks_override=300),
+        cache=CacheConfig(num_gpu_blocks_override=128),
         scheduler=SchedulerConfig(max_num_seqs=32, max_num_batched_tokens=64),
     )
     with Engine(config) as made:
@@ -145,7 +145,7 @@ def test_outputs_of_random_schemas_validate(engine: Engine, count: int) -> None:
     assert backends["refused"] <= 0.1 * len(schemas)
     assert min(backends["xgrammar"], backends["guidance"]) > 0
     assert ends["ended"] + ends["preempted"] >= 0.9 * 0.9 * len(running)
-    assert ends["cut"] > 0
+    assert ends["cut"] + ends["preempted and cut"] > 0
 
 
 def test_a_keyword_that_would_not_be_enforced_is_refused() -> None:

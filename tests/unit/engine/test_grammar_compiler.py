@@ -167,11 +167,12 @@ def test_bounded_string_has_no_raw_control_characters(backend: str, schema: Any)
 
 
 def test_bounded_string_of_a_tag_has_no_raw_control_characters() -> None:
-    tag = {**OLD_TAG, "structures": [{"begin": "<f>", "schema": SHORT, "end": "</f>"}]}
-    takes = taking("auto", "structural_tag", tag)
-    assert takes('free text <f>"ab"</f> and more')
-    assert not takes('free text <f>"a\t"</f> and more')
-    assert not takes('free text <f>"abcd"</f> and more')
+    both = [{"begin": f"<f{name}", "schema": SHORT, "end": "\x01b</f>"} for name in "12"]
+    takes = taking("auto", "structural_tag", {**OLD_TAG, "structures": both})
+    assert takes('free text <f1"ab"\x01b</f> and <f2"abc"\x01b</f> more')
+    for wrong in ("a\t", "abcd"):
+        assert not takes(f'<f1"{wrong}"\x01b</f>')
+        assert not takes(f'<f2"{wrong}"\x01b</f>')
 
 
 BOUND = st.integers(-120, 120)
@@ -229,7 +230,12 @@ def test_one_of_whose_choices_may_overlap_is_refused() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "choices",
-    [["yes", "no"], ['é\n"q"\\', "日本\t😀"], ["a" * 2000, "\x00\x7f"], ["a", "ab", "abc"]],
+    [
+        ["yes", "no"],
+        ['é\n"q"\\', "日本\t😀"],
+        ["a" * 2000, "\x00\x7f", "\nb1\x00c"],
+        ["a", "ab", "abc"],
+    ],
 )
 def test_choice_takes_the_choices_and_nothing_else(backend: str, choices: list[str]) -> None:
     takes = taking(backend, "choice", choices)

@@ -14,6 +14,7 @@ from atom_lite.worker import grammar_filler, grammar_loader
 from atom_lite.worker.grammar import GrammarMasks
 from atom_lite.worker.grammar_loader import CachedGrammar, GrammarLoader
 from atom_lite.worker.inputs import SampledRow
+from atom_lite.worker.sampler import Draw, Sampler
 from atom_lite.worker.sequence_table import SequenceTable
 from tests.fakes.grammars import BACKENDS, letters_vocabulary, make_grammar
 
@@ -71,7 +72,7 @@ class Stage:
             for sequence, row in zip(sequences, rows, strict=True)
         ]
         masks = self.masks.begin(sampled, self.table)
-        logits = torch.zeros(len(rows), V)
+        self.logits = logits = torch.zeros(len(rows), V)
         errors = {} if masks is None else masks.apply(logits)
         self.statuses = [error.status for error in errors.values()]
         return [
@@ -112,6 +113,17 @@ def test_only_tokens_that_the_grammar_allows_can_come(loader, backend):
     assert stage.step(decodes={1: Y}) == [{E}]
     assert stage.step(decodes={1: E}) == [{S}]
     assert stage.step(decodes={1: S}) == [set(EOS)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_complete_grammar_ends_before_min_tokens(loader, backend, temperature):
+    stage = Stage(loader)
+    stage.step(starts=[start_of(1, YES_OR_NO[backend])])
+    stage.step(decodes={1: YES})
+    draw = Draw(SamplingParams(max_tokens=9, min_tokens=5, temperature=temperature), 1, None)
+    sampler = Sampler(vocab_size=V, eos_token_ids=EOS)
+    assert sampler.sample(stage.logits, [draw])[0] in EOS
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

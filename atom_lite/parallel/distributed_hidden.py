@@ -22,9 +22,7 @@ from atom_lite.parallel.link import PipelineError
 from atom_lite.parallel.peer_channel import gloo_reason
 
 if TYPE_CHECKING:
-    from torch.distributed import Work
-
-    from atom_lite.parallel.groups import Groups, TransferGroup
+    from atom_lite.parallel.groups import Groups, Transfer, TransferGroup
     from atom_lite.parallel.topology import Topology
 
 # ranks inside a hop's group of two
@@ -59,7 +57,7 @@ class DistributedHiddenLink:
         self._outgoing = groups.outgoing_hidden
         self._sender = f"stage {topology.stage - 1}"
         self._receiver = f"stage {topology.stage + 1}"
-        self._sends: deque[Work] = deque()
+        self._sends: deque[Transfer] = deque()
         self._last_received = self._last_sent = -1
 
     def post_receive(
@@ -98,7 +96,7 @@ class DistributedReceive:
         self._tensor = tensor
         self._sender = sender
         try:
-            self._work: Work | None = group.recv([tensor], _SENDER, _TAG)
+            self._work: Transfer | None = group.recv([tensor], _SENDER, _TAG)
         except RuntimeError as error:
             raise _gone(sender, error) from error
 

@@ -1,18 +1,20 @@
-"""How the ranks find each other, and the torch.distributed groups that they then share.
+"""How the ranks find each other, and the groups that they then share.
 
 Four groups, each with one kind of traffic in one direction:
 
-    plans             all ranks   gloo          head -> followers
-    results           all ranks   gloo          followers -> head
-    incoming_hidden   2 ranks     gloo or nccl  previous stage -> this one
-    outgoing_hidden   2 ranks     gloo or nccl  this stage -> next one
+    plans             all ranks   head -> followers
+    results           all ranks   followers -> head
+    incoming_hidden   2 ranks     previous stage -> this one
+    outgoing_hidden   2 ranks     this stage -> next one
 
-Control is gloo also where data is NCCL, which cannot carry CPU tensors. Each hop has a group of its
+Stages on the CPUs of one host have `local_groups`, over Unix sockets and shared memory. All others
+have torch.distributed's, over gloo; hops between accelerators are NCCL, which cannot carry CPU
+tensors, so control is gloo there too. Each hop has a group of its
 own: with NCCL that is one communicator for each direction and pair, used by one thread at each end.
-With gloo a transfer may be started from any thread; those to one peer are started one at a time,
+Otherwise a transfer may be started from any thread; those to one peer are started one at a time,
 and on each connection one thread waits for what comes.
 
-The groups are made directly on a store and not through `init_process_group`, so they touch no
+torch's groups are made directly on a store and not through `init_process_group`, so they touch no
 global state: closing them needs no collective (which a dead peer would block), and several ranks
 can live in one process, as the contract tests do.
 
@@ -48,10 +50,11 @@ from torch.distributed import (  # type: ignore[attr-defined]  # torch exports w
 )
 
 from atom_lite.errors import ConfigError
+from atom_lite.parallel import local_groups
 from atom_lite.parallel.link import PipelineError
 
 if TYPE_CHECKING:
-    from torch.distributed import Store, Work  # type: ignore[attr-defined]
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
     from atom_lite.parallel.rendezvous import Rendezvous
     from atom_lite.parallel.topology import Topology
@@ -60,15 +63,27 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.02
 
 
+class Transfer(Protocol):
+    """A message on its way: torch.distributed's Work, or what stands for it on one host."""
+
+    def wait(self, timeout: timedelta = ..., /) -> bool:
+        """Wait until it has arrived; once only.
+
+        Raises:
+            RuntimeError: the peer is gone, or the time is over.
+        """
+        ...
+
+
 class TransferGroup(Protocol):
     """What the links use of a torch.distributed backend; ranks are those inside the group."""
 
-    def send(self, tensors: list[torch.Tensor], dstRank: int, tag: int, /) -> Work:  # noqa: N803
-        """Start to send; the Work keeps the tensor."""
+    def send(self, tensors: list[torch.Tensor], dst_rank: int, tag: int, /) -> Transfer:
+        """Start to send; the Transfer keeps the tensor."""
         ...
 
-    def recv(self, tensors: list[torch.Tensor], srcRank: int, tag: int, /) -> Work:  # noqa: N803
-        """Start to receive into the tensor, which is written until the Work has been waited for."""
+    def recv(self, tensors: list[torch.Tensor], src_rank: int, tag: int, /) -> Transfer:
+        """Start to receive into the tensor, which is written until the Transfer has arrived."""
         ...
 
 
@@ -149,21 +164,30 @@ def open_groups(
     Args:
         topology: this rank's place.
         store: of `open_store`; not needed by gloo afterwards, but by NCCL until its first transfer.
-        rendezvous: the same in all ranks.
-        data_backend: `gloo` for CPU tensors, `nccl` for CUDA tensors (set the device before).
+        rendezvous: the same in all ranks; says whether they are on one host.
+        data_backend: `gloo` for CPU tensors (on one host shared memory takes its place), `nccl` for
+            CUDA tensors (set the device before).
         given_up: set by another thread to end the wait.
 
     Raises:
         PipelineError: a rank does not come up in time, or the wait was given up.
     """
     store = run_store(rendezvous, store)
-    _wait_for_all(topology, store, rendezvous, given_up or threading.Event())
-    try:
-        return _connect(topology, store, rendezvous, data_backend)
-    except RuntimeError as error:
-        raise PipelineError(
-            f"{topology.describe(topology.rank)} cannot connect to the others: {error}"
-        ) from error
+    given_up = given_up or threading.Event()
+    with contextlib.ExitStack() as stack:
+        listener = None
+        if rendezvous.is_one_host and data_backend == "gloo":
+            listener = stack.enter_context(local_groups.listen(topology, store))
+        _wait_for_all(topology, store, rendezvous, given_up)
+        try:
+            if listener is None:
+                return _connect(topology, store, rendezvous, data_backend)
+            local = local_groups.connect(topology, store, listener, rendezvous.group_seconds)
+            return Groups(**local._asdict())
+        except (RuntimeError, OSError) as error:
+            raise PipelineError(
+                f"{topology.describe(topology.rank)} cannot connect to the others: {error}"
+            ) from error
 
 
 def _connect(topology: Topology, store: Store, rendezvous: Rendezvous, data_backend: str) -> Groups:

@@ -10,9 +10,9 @@ Control (plans, results, times) is bytes that this package does not look into; d
 is one tensor for each step. They are apart, so that a plan arrives while data still flows and every
 stage knows the shape before the data comes.
 
-Two implementations keep the same contract tests: `distributed_link` and `distributed_hidden` over
-torch.distributed, between processes; `memory_link` over queues, inside one process. A
-shared-memory version for stages on one host fits beside them: it only has to pass the same tests.
+All implementations keep the same contract tests: `distributed_link` and `distributed_hidden`
+between processes, over the groups of torch.distributed or, on one host, of shared memory
+(`groups`); `memory_link` over queues, inside one process.
 
 Order is the safety argument of the whole pipeline (first in, first out in each direction), so every
 implementation checks it and fails rather than reorder.

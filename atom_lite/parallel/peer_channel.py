@@ -38,9 +38,7 @@ from atom_lite.parallel.wire import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch.distributed import Work
-
-    from atom_lite.parallel.groups import TransferGroup
+    from atom_lite.parallel.groups import Transfer, TransferGroup
 
 _HEADER_TAG = 0
 _BODY_TAG = 1  # apart, so that a long body can never land in the buffer of a header
@@ -78,7 +76,7 @@ class PeerChannel:
         self._lock = threading.Lock()
         self._num_sent = 0
         self._num_received = 0
-        self._pending: deque[tuple[int, list[Work]]] = deque()
+        self._pending: deque[tuple[int, list[Transfer]]] = deque()
         self._is_lost = threading.Event()
         self._has_said_goodbye = False
         self._num_received_at_tick = 0
@@ -123,7 +121,7 @@ class PeerChannel:
                 reason = gloo_reason(error)
         self._lose(reason)
 
-    def _start_transfers(self, header: Header, body: bytes) -> list[Work]:
+    def _start_transfers(self, header: Header, body: bytes) -> list[Transfer]:
         frame = torch.frombuffer(encode_frame(header, body), dtype=torch.uint8)
         works = [self._outgoing.send([frame], self.peer, _HEADER_TAG)]
         if not header.is_inline:
@@ -145,7 +143,7 @@ class PeerChannel:
                 with contextlib.suppress(RuntimeError):
                     work.wait(timedelta(seconds=left))
 
-    def _take_oldest_pending(self) -> list[Work] | None:
+    def _take_oldest_pending(self) -> list[Transfer] | None:
         """To be waited for once: gloo counts completions, a second wait would never end."""
         with self._lock:
             return self._pending.popleft()[1] if self._pending else None

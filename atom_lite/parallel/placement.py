@@ -12,6 +12,7 @@ the environment is an argument. Every process of a run uses it.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -86,7 +87,10 @@ def one_host(num_stages: int, parallel: ParallelConfig) -> Placement:
         first_local=0,
         num_local=num_stages,
         rank=0,
-        rendezvous=_rendezvous(parallel, num_stages, "127.0.0.1", 0),
+        rendezvous=replace(
+            _rendezvous(parallel, num_stages, "127.0.0.1", 0),
+            is_one_host=sys.platform == "linux",
+        ),
     )
 
 

@@ -16,6 +16,8 @@ class Rendezvous:
         group_seconds: timeout of each group: the age at which any pending transfer fails.
         hosts_store: whether the head opens the store; False where torchrun's agent holds it.
         prefix: keys are put under this name, so that a restarted run finds no old ones.
+        is_one_host: whether all ranks are processes of one Linux host and of one user, so that
+            shared memory can connect them.
     """
 
     address: str = "127.0.0.1"
@@ -24,3 +26,4 @@ class Rendezvous:
     group_seconds: float = 1800.0
     hosts_store: bool = True
     prefix: str = "atom_lite"
+    is_one_host: bool = False

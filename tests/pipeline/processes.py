@@ -92,12 +92,15 @@ class Pipeline:
         tensor_parallel_size: int = 1,
         timing: LinkTiming | None = None,
         group_seconds: float = 60,
+        is_one_host: bool = True,
     ) -> None:
         timing = timing or LinkTiming()
         self.topology = Topology(
             num_stages=num_stages, tensor_parallel_size=tensor_parallel_size, rank=0
         )
-        rendezvous = Rendezvous(startup_seconds=START_SECONDS, group_seconds=group_seconds)
+        rendezvous = Rendezvous(
+            startup_seconds=START_SECONDS, group_seconds=group_seconds, is_one_host=is_one_host
+        )
         self._store = open_store(rendezvous, self.topology)
         rendezvous = dataclasses.replace(rendezvous, port=self._store.port)
         self.stages = {

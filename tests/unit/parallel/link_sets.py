@@ -1,4 +1,4 @@
-"""All links of one pipeline inside this process, by either implementation, for the same tests."""
+"""All links of one pipeline inside this process, by each implementation, for the same tests."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def memory_links(num_stages: int, tensor_parallel_size: int = 1, max_sends: int 
     )
 
 
-def open_all_groups(topology: Topology, group_seconds: float = 60) -> dict[int, Groups]:
+def open_all_groups(topology: Topology, *, is_one_host: bool = False) -> dict[int, Groups]:
     """The groups of all ranks, which connect to each other in threads of this process."""
     ranks = [dataclasses.replace(topology, rank=rank) for rank in range(topology.world_size)]
-    rendezvous = Rendezvous(startup_seconds=30, group_seconds=group_seconds)
+    rendezvous = Rendezvous(startup_seconds=30, group_seconds=60, is_one_host=is_one_host)
     head_store = open_store(rendezvous, ranks[0])
     rendezvous = dataclasses.replace(rendezvous, port=head_store.port)
 
@@ -78,10 +78,14 @@ def open_all_groups(topology: Topology, group_seconds: float = 60) -> dict[int, 
 
 
 def distributed_links(
-    num_stages: int, tensor_parallel_size: int = 1, max_sends: int = 4
+    num_stages: int,
+    tensor_parallel_size: int = 1,
+    max_sends: int = 4,
+    *,
+    is_one_host: bool = False,
 ) -> LinkSet:
     topology = Topology(num_stages=num_stages, tensor_parallel_size=tensor_parallel_size, rank=0)
-    groups = open_all_groups(topology)
+    groups = open_all_groups(topology, is_one_host=is_one_host)
     ranks = {rank: dataclasses.replace(topology, rank=rank) for rank in groups}
     woken = threading.Event()
     return LinkSet(

@@ -31,9 +31,9 @@ SLOW = LinkTiming(heartbeat_seconds=10, hang_seconds=60, close_seconds=0.1)
 IMPATIENT = LinkTiming(heartbeat_seconds=0.05, hang_seconds=0.3, close_seconds=0.1)
 
 
-@pytest.fixture
-def groups() -> Iterator[dict[int, Groups]]:
-    opened = open_all_groups(HEAD)
+@pytest.fixture(params=[False, True], ids=["gloo", "shared memory"])
+def groups(request: pytest.FixtureRequest) -> Iterator[dict[int, Groups]]:
+    opened = open_all_groups(HEAD, is_one_host=request.param)
     yield opened
     opened.clear()  # breaks the connections, which ends threads that still wait
 

@@ -56,16 +56,18 @@ def test_a_rank_that_does_not_come_up_is_named() -> None:
         open_groups(HEAD, store, rendezvous, data_backend="gloo")
 
 
-def test_a_rank_that_dies_while_connecting_is_told() -> None:
-    rendezvous = Rendezvous(group_seconds=0.5)
+@pytest.mark.parametrize("is_one_host", [False, True])
+def test_a_rank_that_dies_while_connecting_is_told(is_one_host: bool) -> None:
+    rendezvous = Rendezvous(group_seconds=0.5, is_one_host=is_one_host)
     store = open_store(rendezvous, HEAD)
     store.set(f"{rendezvous.prefix}/here/1", "1")  # it came up, and then was seen no more
     with pytest.raises(PipelineError, match="stage 0 cannot connect to the others"):
         open_groups(HEAD, store, rendezvous, data_backend="gloo")
 
 
-def test_each_rank_gets_the_hops_that_it_has() -> None:
-    groups = open_all_groups(Topology(num_stages=3, rank=0))
+@pytest.mark.parametrize("is_one_host", [False, True])
+def test_each_rank_gets_the_hops_that_it_has(is_one_host: bool) -> None:
+    groups = open_all_groups(Topology(num_stages=3, rank=0), is_one_host=is_one_host)
     assert [
         (groups[rank].incoming_hidden is not None, groups[rank].outgoing_hidden is not None)
         for rank in range(3)

@@ -18,12 +18,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-@pytest.fixture(params=["memory", "distributed"])
+MAKERS: dict[str, Callable[..., LinkSet]] = {
+    "memory": memory_links,
+    "gloo": distributed_links,
+    "shared memory": partial(distributed_links, is_one_host=True),
+}
+
+
+@pytest.fixture(params=MAKERS)
 def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., LinkSet]]:
     made: list[LinkSet] = []
 
     def make_links(*args: int, **options: int) -> LinkSet:
-        links = (memory_links if request.param == "memory" else distributed_links)(*args, **options)
+        links = MAKERS[request.param](*args, **options)
         made.append(links)
         return links
 

@@ -122,7 +122,7 @@ class PipelineExecutor:
         return results
 
     def close(self) -> None:
-        """See Executor. The followers first: stage 0 may wait for one of them inside gloo."""
+        """See Executor. The followers first: stage 0 may wait for one of them."""
         self._links.control.close()
         self._links.followers.end()
         self._forward.stop(LAST_STEP_SECONDS)

@@ -229,7 +229,7 @@ class ReplayMachine:
         return max(0.0, statistics.median(outside[True]) - statistics.median(outside[False]))
 
     def measure_hop(self, prompt_tokens: int) -> HopCost:
-        """A gloo link between the two processes, sender to receiver, both otherwise idle."""
+        """The link of servers on one host, sender to receiver, both processes otherwise idle."""
         sender, receiver = self._processes
         sender.order(OpenLink(rank=0))
         receiver.order(OpenLink(rank=1, port=sender.answer(Port).port))

@@ -213,10 +213,11 @@ class _Replayer:
 
 def _open_link(order: OpenLink) -> DistributedHiddenLink:
     topology = Topology(num_stages=_LINK_STAGES, rank=order.rank)
+    is_one_host = sys.platform == "linux"  # as `placement.one_host` says of a server
     store = open_store(Rendezvous(port=order.port), topology)
     if topology.is_head:
         _answer(Port(port=store.port))
-    rendezvous = Rendezvous(port=store.port)
+    rendezvous = Rendezvous(port=store.port, is_one_host=is_one_host)
     groups = open_groups(topology, store, rendezvous, data_backend="gloo")
     return DistributedHiddenLink(
         topology, groups, device=torch.device("cpu"), max_sends_in_flight=_LINK_STAGES

@@ -1,7 +1,8 @@
-"""A head that can be killed or stopped: `python -m tests.pipeline.head_process HANG_SECONDS`.
+"""A head that can be killed or stopped: `python -m tests.pipeline.head_process SECONDS LINK`.
 
-Prints the process ids of its two stages, then runs one step for each line on standard input and
-prints `ok`. On a PipelineError it ends with code 1.
+SECONDS is when a peer counts as hung, LINK is `gloo` or `shared-memory`. Prints the process ids of
+its two stages, then runs one step for each line on standard input and prints `ok`. On a
+PipelineError it ends with code 1.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tests.pipeline.stage_process import Step
 def main() -> int:
     hang_seconds = float(sys.argv[1])
     timing = LinkTiming(heartbeat_seconds=hang_seconds / 4, hang_seconds=hang_seconds)
-    pipeline = Pipeline(Nursery(), 3, timing=timing)
+    pipeline = Pipeline(Nursery(is_one_host=sys.argv[2] == "shared-memory"), 3, timing=timing)
     print(*(process.pid for process in pipeline.stages.values()), flush=True)
     try:
         for step_id, _ in enumerate(sys.stdin):

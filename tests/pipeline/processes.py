@@ -33,9 +33,14 @@ START_SECONDS = 90
 
 
 class Nursery:
-    """Starts stage processes quickly; see `stage_process`."""
+    """Starts stage processes quickly; see `stage_process`.
 
-    def __init__(self) -> None:
+    Args:
+        is_one_host: whether the runs that it serves use shared memory; else gloo.
+    """
+
+    def __init__(self, *, is_one_host: bool) -> None:
+        self.is_one_host = is_one_host
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.pipeline.stage_process"],
             stdin=subprocess.PIPE,
@@ -92,14 +97,15 @@ class Pipeline:
         tensor_parallel_size: int = 1,
         timing: LinkTiming | None = None,
         group_seconds: float = 60,
-        is_one_host: bool = True,
     ) -> None:
         timing = timing or LinkTiming()
         self.topology = Topology(
             num_stages=num_stages, tensor_parallel_size=tensor_parallel_size, rank=0
         )
         rendezvous = Rendezvous(
-            startup_seconds=START_SECONDS, group_seconds=group_seconds, is_one_host=is_one_host
+            startup_seconds=START_SECONDS,
+            group_seconds=group_seconds,
+            is_one_host=nursery.is_one_host,
         )
         self._store = open_store(rendezvous, self.topology)
         rendezvous = dataclasses.replace(rendezvous, port=self._store.port)

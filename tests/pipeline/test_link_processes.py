@@ -1,4 +1,4 @@
-"""The distributed links between real processes: order, bits, idling, and every kind of end.
+"""The links between real processes, over gloo and over shared memory: order, bits, every end.
 
 Times are bounded by what the protocol promises (LinkTiming), with room for a busy machine.
 """
@@ -38,9 +38,20 @@ def num_stages(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
+GLOO = pytest.param(False, id="gloo")
+SHARED_MEMORY = pytest.param(True, id="shared memory")
+GLOO_IN_FULL = pytest.param(False, id="gloo", marks=pytest.mark.full)
+SHARED_MEMORY_IN_FULL = pytest.param(True, id="shared memory", marks=pytest.mark.full)
+
+
+@pytest.fixture(scope="module", params=[GLOO, SHARED_MEMORY])
+def is_one_host(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    nursery = Nursery()
+def nursery(is_one_host: bool) -> Iterator[Nursery]:
+    nursery = Nursery(is_one_host=is_one_host)
     yield nursery
     nursery.close()
 
@@ -92,6 +103,7 @@ def test_sends_do_not_wait_for_the_receiver_to_finish_its_step(nursery: Nursery)
         assert set(pipeline.close().values()) == {0}
 
 
+@pytest.mark.parametrize("is_one_host", [GLOO], indirect=True)  # shared memory has no timeout
 def test_an_idle_pipeline_outlives_the_group_timeout_and_then_serves(nursery: Nursery) -> None:
     with running(Pipeline(nursery, 3, group_seconds=5)) as pipeline:
         assert not pipeline.woken.wait(15)
@@ -142,6 +154,7 @@ def test_a_raising_stage_says_why(nursery: Nursery, rank: int) -> None:
         assert set(codes.values()) <= GONE_OR_TOLD
 
 
+@pytest.mark.parametrize("is_one_host", [GLOO_IN_FULL, SHARED_MEMORY], indirect=True)
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_hung_stage_ends_the_run_in_seconds(nursery: Nursery, rank: int) -> None:
     with running(Pipeline(nursery, 3, timing=TIMING)) as pipeline:
@@ -155,9 +168,12 @@ def test_a_hung_stage_ends_the_run_in_seconds(nursery: Nursery, rank: int) -> No
         assert pipeline.stages[rank].wait(EXIT_SECONDS) in GONE_OR_TOLD
 
 
-def start_head(hang_seconds: float) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+def start_head(
+    hang_seconds: float, is_one_host: bool
+) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    connection = "shared-memory" if is_one_host else "gloo"
     head = subprocess.Popen(
-        [sys.executable, "-m", "tests.pipeline.head_process", str(hang_seconds)],
+        [sys.executable, "-m", "tests.pipeline.head_process", str(hang_seconds), connection],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -176,9 +192,9 @@ def run_a_step(head: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def running_head(
-    hang_seconds: float,
+    hang_seconds: float, is_one_host: bool
 ) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
-    head, stages = start_head(hang_seconds)
+    head, stages = start_head(hang_seconds, is_one_host)
     try:
         assert len(stages) == 2
         yield head, stages
@@ -198,17 +214,21 @@ def assert_ends(process: psutil.Process) -> None:
         os.close(descriptor)
 
 
-def test_stages_end_when_the_head_hangs() -> None:
-    with running_head(TIMING.hang_seconds) as (head, stages):
+@pytest.mark.parametrize("is_one_host", [GLOO_IN_FULL, SHARED_MEMORY], indirect=True)
+def test_stages_end_when_the_head_hangs(is_one_host: bool) -> None:
+    with running_head(TIMING.hang_seconds, is_one_host) as (head, stages):
         run_a_step(head)
         head.send_signal(signal.SIGSTOP)
         for stage in stages:
             assert_ends(stage)
 
 
-def test_a_run_that_is_stopped_as_a_whole_goes_on_and_stages_end_when_the_head_is_killed() -> None:
+@pytest.mark.parametrize("is_one_host", [GLOO, SHARED_MEMORY_IN_FULL], indirect=True)
+def test_a_run_that_is_stopped_as_a_whole_goes_on_and_stages_end_when_the_head_is_killed(
+    is_one_host: bool,
+) -> None:
     hang_seconds = 1.0
-    with running_head(hang_seconds) as (head, stages):
+    with running_head(hang_seconds, is_one_host) as (head, stages):
         run_a_step(head)
         everybody = [psutil.Process(head.pid), *stages]
         for process in everybody:

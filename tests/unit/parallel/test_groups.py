@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch.distributed import is_nccl_available
+from torch.distributed import PrefixStore, is_nccl_available
 
 from atom_lite.errors import ConfigError
 from atom_lite.parallel.groups import data_backend, open_groups, open_store
@@ -120,3 +121,19 @@ def test_all_missing_ranks_are_named() -> None:
     head = Topology(num_stages=3, rank=0)
     with pytest.raises(PipelineError, match=r"stage 1, stage 2 did not come up within 0\.1 s"):
         join_groups(head, open_store(rendezvous, head), rendezvous, data_backend="gloo")
+
+
+def test_a_stranger_that_connects_is_turned_away() -> None:
+    rendezvous = Rendezvous(is_one_host=True, group_seconds=30)
+    head_store = open_store(rendezvous, HEAD)
+    store = PrefixStore(rendezvous.prefix, head_store)
+    with ThreadPoolExecutor(2) as pool:
+        head = pool.submit(open_groups, HEAD, head_store, rendezvous, data_backend="gloo")
+        address = b"\0" + store.get("socket/0")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+            stranger.connect(address)
+            stranger.send(b"hidden 0 7")
+            stage = pool.submit(open_groups, STAGE, head_store, rendezvous, data_backend="gloo")
+            assert stage.result(30).plans is not None
+            assert head.result(30).plans is not None
+            assert stranger.recv(1) == b""

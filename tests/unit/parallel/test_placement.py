@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from typing import Any
 
 import pytest
@@ -127,3 +128,11 @@ def test_no_transfer_ages_out_before_its_step_is_called_stuck() -> None:
         assert seconds >= 1800
     for_ever = one_host(2, ParallelConfig(step_timeout_seconds=0.0))
     assert for_ever.rendezvous.group_seconds >= 86400
+
+
+def test_stages_of_one_host_may_share_memory_and_those_of_several_may_not() -> None:
+    assert one_host(2, ParallelConfig()).rendezvous.is_one_host == (sys.platform == "linux")
+    nodes = ParallelConfig(pipeline_parallel_size=2, nnodes=2, master_addr="10.0.0.1")
+    placement = find_placement(nodes, {})
+    assert placement is not None
+    assert not placement.rendezvous.is_one_host

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from atom_lite.engine.limits import CPU_BUDGETS
 from benchmarks.chunk_arms import DEFAULT_ARMS, FIXED_ARMS, is_fixed
 from benchmarks.chunking_load import LEVELS
-from benchmarks.peers import servers
+from benchmarks.peers.checkpoints import default_gguf
 from benchmarks.stream_client import LoadError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def parse_options(argv: Sequence[str]) -> Options:
     if not any(is_fixed(arm) for arm in flags["arms"]):
         raise LoadError(f"--arms holds no fixed arm; there are {', '.join(FIXED_ARMS)}")
     flags["seed"] = secrets.randbits(32) if flags["seed"] is None else flags["seed"]
-    flags["model"] = (flags["model"] or servers.default_gguf()).resolve()
+    flags["model"] = (flags["model"] or default_gguf()).resolve()
     flags["server_args"] = tuple(flags["server_args"])
     return Options(budget_seconds=60.0 * minutes, **flags)
 

@@ -1,6 +1,6 @@
-"""Paired ratios between two servers' figures, oriented so that above 1 is always better.
+"""Figures of two servers side by side: ratios oriented so that above 1 is always better for us.
 
-Pure.
+Only figures of the same round are compared, because the speed of a shared machine drifts. Pure.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from benchmarks.paired import Ratio, paired_ratio
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,62 +24,42 @@ class Measure:
     lower_is_better: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RatioRow:
-    """A figure of both servers: medians over the rounds, and the median of the paired ratios."""
-
-    name: str
-    ours: float | None
-    theirs: float | None
-    ratio: float | None
-    rounds: int
+Rounds = dict[int, dict[str, Measure]]  # round -> the figures of one server by name
 
 
-def ratio_rows(
-    ours: Sequence[Sequence[Measure]], theirs: Sequence[Sequence[Measure]]
-) -> list[RatioRow]:
-    """One row for each figure that either side has; visit i is paired with visit i."""
-    names = dict.fromkeys(measure.name for visit in [*ours, *theirs] for measure in visit)
-    by_name = [{m.name: m for m in visit} for visit in ours]
-    peer_by_name = [{m.name: m for m in visit} for visit in theirs]
-    rows = []
-    for name in names:
-        mine = [visit.get(name) for visit in by_name]
-        peers = [visit.get(name) for visit in peer_by_name]
-        pairs = [_ratio(a, b) for a, b in zip(mine, peers, strict=False)]
-        known = [ratio for ratio in pairs if ratio is not None]
-        rows.append(
-            RatioRow(
-                name=name,
-                ours=_median(mine),
-                theirs=_median(peers),
-                ratio=statistics.median(known) if known else None,
-                rounds=len(known),
-            )
-        )
-    return rows
+def ratio_over(ours: Rounds, theirs: Rounds, name: str) -> Ratio | None:
+    """How many times better we are at a figure, over the rounds in which both have it."""
+    mine, others = [], []
+    for round_ in sorted(ours.keys() & theirs.keys()):
+        a, b = ours[round_].get(name), theirs[round_].get(name)
+        if a is None or b is None or not a.value or not b.value:
+            continue
+        better, worse = (b.value, a.value) if a.lower_is_better else (a.value, b.value)
+        mine.append(better)
+        others.append(worse)
+    return paired_ratio(mine, others) if mine else None
 
 
-def _ratio(ours: Measure | None, theirs: Measure | None) -> float | None:
-    if ours is None or theirs is None or not ours.value or not theirs.value:
+def median_of(rounds: Rounds, name: str) -> float | None:
+    """The median of a figure over the rounds that have it."""
+    values = [m.value for figures in rounds.values() if (m := figures.get(name)) is not None]
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def best_peer(peers: Mapping[str, Rounds], name: str) -> str | None:
+    """The peer with the best median of a figure; None where no peer has it."""
+    lower, medians = True, {}
+    for peer, rounds in peers.items():
+        median = median_of(rounds, name)
+        if median is not None:
+            medians[peer] = median
+            lower = next(f[name].lower_is_better for f in rounds.values() if name in f)
+    if not medians:
         return None
-    return theirs.value / ours.value if ours.lower_is_better else ours.value / theirs.value
+    return (min if lower else max)(medians, key=lambda peer: medians[peer])
 
 
-def _median(measures: Sequence[Measure | None]) -> float | None:
-    values = [m.value for m in measures if m is not None and m.value is not None]
-    return statistics.median(values) if values else None
-
-
-def markdown_table(rows: Sequence[RatioRow], peer: str) -> str:
-    """The rows as a Markdown table; a dash where nothing was measured."""
-    lines = [f"| | atom_lite | {peer} | ratio |", "|---|---:|---:|---:|"]
-    lines += [
-        f"| {row.name} | {_cell(row.ours)} | {_cell(row.theirs)} | {_cell(row.ratio)} |"
-        for row in rows
-    ]
-    return "\n".join(lines)
-
-
-def _cell(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+def names_of(servers: Sequence[Rounds]) -> list[str]:
+    """The figures that any server has, in the order in which they were measured."""
+    return list(dict.fromkeys(name for rounds in servers for f in rounds.values() for name in f))

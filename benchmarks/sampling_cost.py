@@ -30,6 +30,7 @@ from tqdm import tqdm
 from benchmarks import report
 from benchmarks.paired import Ratio, describe, paired_ratio
 from benchmarks.peers import servers
+from benchmarks.peers.checkpoints import default_gguf
 from benchmarks.peers.process import exit_on_sigterm, running
 from benchmarks.sampling_arms import ARMS, PLAIN, Arm, arms_named
 from benchmarks.stream_client import LoadError, StreamClient
@@ -155,7 +156,7 @@ def served(study: Study) -> Iterator[tuple[str, str]]:
     if study.base_url is not None:
         yield study.base_url, study.base_url
         return
-    launch = servers.atom_lite(servers.default_gguf(), study.dtype, study.server_args)
+    launch = servers.atom_lite(default_gguf(), study.dtype, study.server_args)
     with tempfile.TemporaryDirectory() as logs, running(launch, Path(logs) / "server.log"):
         words = [Path(word).name if word.startswith("/") else word for word in launch.command]
         yield launch.base_url, report.command_line(words)

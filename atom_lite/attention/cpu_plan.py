@@ -119,26 +119,19 @@ class PreparedStep:
         layout: StepLayout,
         window: int | None,
         *,
-        gather_decodes: bool = True,
-        gather_chunks: bool = True,
+        gathers: bool = True,
     ) -> StepPlan:
         """Give the plan for layers of this window, made at first use.
 
         Args:
             layout: of the cache, the same for all layers.
             window: of the layer.
-            gather_decodes: whether torch attends with decodes; a kernel needs tables and lengths.
-            gather_chunks: the same for prefill chunks.
+            gathers: whether torch attends; kernels need tables and lengths only.
         """
         plan = self._plans.get(window)
         if plan is None:
-            plan = self._plans[window] = _plan_step(
-                self._metadata,
-                layout,
-                window,
-                gather_decodes=gather_decodes,
-                gather_chunks=gather_chunks,
-            )
+            plan = _plan_step(self._metadata, layout, window, gathers=gathers)
+            self._plans[window] = plan
         return plan
 
 
@@ -147,8 +140,7 @@ def _plan_step(
     layout: StepLayout,
     window: int | None,
     *,
-    gather_decodes: bool,
-    gather_chunks: bool,
+    gathers: bool,
 ) -> StepPlan:
     lens = metadata.query_lens
     num_decodes = next((row for row, length in enumerate(lens) if length > 1), len(lens))
@@ -159,7 +151,7 @@ def _plan_step(
     slots = metadata.slot_mapping
     first_head = slots // layout.block_size * (2 * layout.num_kv_heads * layout.block_size)
     key_slots = ((first_head + slots % layout.block_size)[:, None] + heads).flatten()
-    decodes = _plan_decodes(metadata, layout, window, num_decodes) if gather_decodes else []
+    decodes = _plan_decodes(metadata, layout, window, num_decodes) if gathers else []
     return StepPlan(
         key_slots=key_slots,
         value_slots=key_slots + layout.num_kv_heads * layout.block_size,
@@ -176,7 +168,7 @@ def _plan_step(
             )
             for row in rows
         ],
-        chunks=_plan_chunks(metadata, layout, window, rows) if gather_chunks else [],
+        chunks=_plan_chunks(metadata, layout, window, rows) if gathers else [],
     )
 
 

@@ -3,8 +3,8 @@
 The worker builds one `AttentionMetadata` per step; the backend's `prepare` turns it into whatever
 its `attend` needs (indices, masks, launch grids) once, and the decoder passes that to every layer.
 
-A backend owns the layout of the KV cache, here `LayerKV.pages`: block-major, so that one block of a
-layer is one contiguous piece of memory. Resident memory then follows use when low blocks are taken
+A backend owns the layout of the KV cache, here that of `LayerKV`: block-major, so that one block of
+a layer is one contiguous piece of memory. Resident memory then follows use when low blocks are taken
 first, and a block can be sent elsewhere in one copy.
 
 Legend: T tokens of the step, B sequences (rows) of the step, N KV blocks, S slots of a block,
@@ -20,12 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class LayerKV:
-    """The KV cache of one layer: `pages` [N, 2, Hk, S, D], keys at [:, 0], values at [:, 1]."""
-
-    pages: Tensor
+from atom_lite_kernels.paged_kv import LayerKV as LayerKV
+from atom_lite_kernels.paged_kv import is_scaled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,21 +106,11 @@ class Backend(Protocol):
         scale: float,
         sliding_window: int | None,
     ) -> Tensor:
-        """Store k and v [T, Hk, D], made `finite`, then attend with q [T, Hq, D].
+        """Store k and v [T, Hk, D], made finite, then attend with q [T, Hq, D].
 
         Returns:
             [T, Hq, D], contiguous.
         """
-
-
-def finite(kv: Tensor) -> Tensor:
-    """Keys or values as the cache may hold them, in memory of their own: infinities and NaN are 0.
-
-    Kernels hide slots by a weight of 0, and 0 * NaN is NaN. So one sequence whose activations
-    overflow would ruin others: those that get its blocks later (they read a last block's unused
-    slots), and, as a row's future is hidden in the same way, those that share its prefix.
-    """
-    return torch.nan_to_num(kv, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def allocate_pages(
@@ -142,16 +128,25 @@ def allocate_pages(
     only block by block as it is used; torch.zeros would write all of it.
     """
     shape = (num_blocks, 2, num_kv_heads, block_size, head_size)
-    if device.type != "cpu":
-        return [LayerKV(torch.zeros(shape, dtype=dtype, device=device)) for _ in range(num_layers)]
-    return [LayerKV(_untouched_zeros(shape, dtype)) for _ in range(num_layers)]
+
+    def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if device.type == "cpu":
+            return _untouched_zeros(shape, dtype)
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    return [
+        LayerKV(zeros(shape, dtype), zeros(shape[:4], torch.float32) if is_scaled(dtype) else None)
+        for _ in range(num_layers)
+    ]
 
 
 def page_bytes(
     num_layers: int, block_size: int, num_kv_heads: int, head_size: int, dtype: torch.dtype
 ) -> int:
-    """Bytes of one block over all layers in the common layout."""
-    return num_layers * 2 * num_kv_heads * block_size * head_size * dtype.itemsize
+    """Bytes of one block over all layers in the common layout, scales included."""
+    scale_bytes = torch.float32.itemsize if is_scaled(dtype) else 0
+    head_bytes = head_size * dtype.itemsize + scale_bytes
+    return num_layers * 2 * num_kv_heads * block_size * head_bytes
 
 
 def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from atom_lite.attention.protocol import (
     AttentionMetadata,
-    LayerKV,
     allocate_pages,
     page_bytes,
 )
@@ -18,6 +17,8 @@ from atom_lite_kernels import reference
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from atom_lite_kernels.paged_kv import LayerKV
 
 
 class ReferenceBackend:
@@ -43,10 +44,10 @@ class ReferenceBackend:
         sliding_window: int | None,
     ) -> Tensor:
         """Store k and v, then attend row by row."""
-        reference.store_kv(kv.pages, k, v, prepared.slot_mapping)
+        reference.store_kv(kv, k, v, prepared.slot_mapping)
         return reference.paged_attention(
             q,
-            kv.pages,
+            kv,
             prepared.query_lens,
             prepared.context_lens,
             prepared.block_tables,

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from atom_lite.attention.cpu import CpuBackend
 from atom_lite.attention.reference import ReferenceBackend
 from atom_lite.errors import ConfigError
-from atom_lite_kernels.cpu.decode_attention import load_decode_attention
-from atom_lite_kernels.cpu.prefill_attention import load_prefill_attention
+from atom_lite_kernels.cpu.attention import load_attention
 
 if TYPE_CHECKING:
     import torch
@@ -23,15 +22,11 @@ def select_backend(name: str, device: torch.device) -> Backend:
         ConfigError: the name is unknown, or the backend does not run on the device.
     """
     if name == "auto":
-        return _cpu_backend() if device.type == "cpu" else ReferenceBackend()
+        return CpuBackend(load_attention()) if device.type == "cpu" else ReferenceBackend()
     if name == "reference":
         return ReferenceBackend()
     if name == "cpu":
         if device.type != "cpu":
             raise ConfigError(f"--attention-backend cpu does not run on device {device.type!r}")
-        return _cpu_backend()
+        return CpuBackend(load_attention())
     raise ConfigError(f"--attention-backend {name!r} is unknown; use auto, cpu or reference")
-
-
-def _cpu_backend() -> CpuBackend:
-    return CpuBackend(load_decode_attention(), load_prefill_attention())

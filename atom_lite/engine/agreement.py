@@ -67,6 +67,7 @@ def flags_of(config: Config) -> Terms:
         "--seed": model.seed,
         "--max-model-len": model.max_model_len,
         "--block-size": cache.block_size,
+        "--kv-cache-dtype": cache.kv_cache_dtype,
         "--max-num-seqs": config.scheduler.max_num_seqs,
         "--pipeline-parallel-size": parallel.pipeline_parallel_size,
         "--pipeline-layer-partition": parallel.pipeline_layer_partition,

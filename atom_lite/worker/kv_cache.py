@@ -27,6 +27,14 @@ if TYPE_CHECKING:
     from atom_lite.models.spec import ModelSpec
 
 
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVPool:
     """The pool as allocated."""
@@ -52,7 +60,7 @@ def allocate_pool(
         config: cache, model and scheduler settings.
         spec: the model.
         backend: owns the layout.
-        dtype: of keys and values.
+        dtype: of the weights; `--kv-cache-dtype auto` gives keys and values the same.
         device: where they live.
         num_layers: of this stage.
 
@@ -60,6 +68,7 @@ def allocate_pool(
         ConfigError: the flags ask for what the machine or the model does not have.
     """
     cache = config.cache
+    dtype = _DTYPES.get(cache.kv_cache_dtype, dtype)
     bytes_per_block = backend.kv_bytes_per_block(
         num_layers, cache.block_size, spec.num_kv_heads, spec.head_size, dtype
     )

@@ -14,9 +14,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from atom_lite_kernels.paged_kv import LayerKV, as_numbers, as_stored
+
 
 def store_kv(
-    pages: Tensor,  # [N, 2, Hk, S, D], written
+    kv: LayerKV,  # written
     keys: Tensor,  # [T, Hk, D], read
     values: Tensor,  # [T, Hk, D], read
     slot_mapping: Tensor,  # [T], block id * S + offset in the block
@@ -26,17 +28,19 @@ def store_kv(
     So what one sequence overflows into stays its own: kernels hide slots by a weight of 0, and
     0 * NaN is NaN.
     """
-    keys, values = (torch.nan_to_num(kv, 0.0, 0.0, 0.0) for kv in (keys, values))
-    block_size = pages.shape[3]
-    for token, slot in enumerate(slot_mapping.tolist()):
-        block, offset = divmod(slot, block_size)
-        pages[block, 0, :, offset] = keys[token]
-        pages[block, 1, :, offset] = values[token]
+    block_size = kv.pages.shape[3]
+    for which, given in enumerate((keys, values)):
+        stored, scales = as_stored(given, kv.pages.dtype)
+        for token, slot in enumerate(slot_mapping.tolist()):
+            block, offset = divmod(slot, block_size)
+            kv.pages[block, which, :, offset] = stored[token]
+            if kv.scales is not None and scales is not None:
+                kv.scales[block, which, :, offset] = scales[token]
 
 
 def paged_attention(
     queries: Tensor,  # [T, Hq, D], read
-    pages: Tensor,  # [N, 2, Hk, S, D], read
+    kv: LayerKV,  # read
     query_lens: list[int],  # B
     context_lens: list[int],  # B, tokens up to and with this step's
     block_tables: Tensor,  # [B, most blocks of a sequence]
@@ -52,13 +56,13 @@ def paged_attention(
     Returns:
         [T, Hq, D] in the type of `queries`.
     """
-    group = queries.shape[1] // pages.shape[2]
+    group = queries.shape[1] // kv.pages.shape[2]
     outputs = []
     first = 0
     for row, (num_new, context) in enumerate(zip(query_lens, context_lens, strict=True)):
-        keys, values = gather_context(pages, block_tables[row], context)  # [Hk, context, D]
-        keys = keys.double().repeat_interleave(group, dim=0)
-        values = values.double().repeat_interleave(group, dim=0)
+        keys, values = gather_context(kv, block_tables[row], context)  # [Hk, context, D]
+        keys = keys.repeat_interleave(group, dim=0)
+        values = values.repeat_interleave(group, dim=0)
         query = queries[first : first + num_new].double().transpose(0, 1)  # [Hq, x, D]
         scores = query @ keys.transpose(1, 2) * scale  # [Hq, x, context]
         position = torch.arange(context - num_new, context, device=queries.device)[:, None]
@@ -72,11 +76,12 @@ def paged_attention(
     return torch.cat(outputs).to(queries.dtype)
 
 
-def gather_context(pages: Tensor, block_table: Tensor, context: int) -> tuple[Tensor, Tensor]:
-    """Copy a sequence's keys and values [Hk, context, D] out of the pages."""
-    _, _, num_kv_heads, block_size, head_size = pages.shape
-    num_blocks = -(-context // block_size)
-    taken = pages[block_table[:num_blocks].long()]  # [blocks, 2, Hk, S, D]
+def gather_context(kv: LayerKV, block_table: Tensor, context: int) -> tuple[Tensor, Tensor]:
+    """Copy a sequence's keys and values [Hk, context, D] out of the pages, as float64."""
+    _, _, num_kv_heads, block_size, head_size = kv.pages.shape
+    blocks = block_table[: -(-context // block_size)].long()
+    scales = None if kv.scales is None else kv.scales[blocks].double()
+    taken = as_numbers(kv.pages[blocks].double(), scales, torch.float64)  # [blocks, 2, Hk, S, D]
     flat = taken.permute(1, 2, 0, 3, 4).reshape(2, num_kv_heads, -1, head_size)
     return flat[0, :, :context], flat[1, :, :context]
 

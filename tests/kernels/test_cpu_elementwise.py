@@ -49,16 +49,3 @@ def test_rotation_equals_its_reference(
     kernels.rotate(x[:, :4], cos, sin)
     torch.testing.assert_close(x[:, :4], expected)
     assert torch.equal(x[:, 4], untouched)
-
-
-@pytest.mark.parametrize("rows", [1, 40])
-def test_stored_keys_and_values_equal_the_reference(kernels: ElementwiseKernels, rows: int) -> None:
-    heads = torch.randn(rows, 9, 24)
-    heads[0, 4, :3] = torch.tensor([torch.inf, -torch.inf, torch.nan])
-    heads[-1, 8, 20:23] = torch.tensor([torch.nan, torch.inf, -torch.inf])
-    keys, values = heads[:, 3:6], heads[:, 6:9]
-    slots = torch.randperm(20 * 4)[:rows]
-    pages, expected = torch.ones(20, 2, 3, 4, 24), torch.ones(20, 2, 3, 4, 24)
-    kernels.store_kv(pages, keys, values, slots)
-    reference.store_kv(expected, keys, values, slots)
-    assert torch.equal(pages, expected)

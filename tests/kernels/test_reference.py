@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from atom_lite_kernels import reference
+from atom_lite_kernels.paged_kv import LayerKV
 
 HEADS, KV_HEADS, SIZE, BLOCK = 6, 2, 8, 4
 
@@ -17,7 +18,7 @@ def filled_pages(
     keys, values = torch.randn(2, context, KV_HEADS, SIZE)
     pages = torch.full((9, 2, KV_HEADS, BLOCK, SIZE), float("nan"))
     slots = [blocks[p // BLOCK] * BLOCK + p % BLOCK for p in range(context)]
-    reference.store_kv(pages, keys, values, torch.tensor(slots))
+    reference.store_kv(LayerKV(pages), keys, values, torch.tensor(slots))
     return pages, keys, values
 
 
@@ -27,7 +28,7 @@ def test_attention_equals_torch_on_contiguous_keys(new: int) -> None:
     pages, keys, values = filled_pages(context, blocks)
     queries = torch.randn(new, HEADS, SIZE)
     out = reference.paged_attention(
-        queries, pages, [new], [context], torch.tensor([blocks]), scale=0.3
+        queries, LayerKV(pages), [new], [context], torch.tensor([blocks]), scale=0.3
     )
     mask = torch.ones(new, context, dtype=torch.bool).tril(context - new)
     expected = torch.nn.functional.scaled_dot_product_attention(
@@ -46,9 +47,9 @@ def test_a_window_hides_what_lies_before_it() -> None:
     pages, keys, values = filled_pages(11, [5, 0, 8])
     query = torch.randn(1, HEADS, SIZE)
     windowed = reference.paged_attention(
-        query, pages, [1], [11], torch.tensor([[5, 0, 8]]), scale=1.0, sliding_window=3
+        query, LayerKV(pages), [1], [11], torch.tensor([[5, 0, 8]]), scale=1.0, sliding_window=3
     )
-    short = torch.zeros_like(pages)
+    short = LayerKV(torch.zeros_like(pages))
     reference.store_kv(short, keys[-3:], values[-3:], torch.arange(3))
     expected = reference.paged_attention(query, short, [1], [3], torch.tensor([[0]]), scale=1.0)
     torch.testing.assert_close(windowed, expected)
@@ -60,9 +61,11 @@ def test_rows_of_a_step_do_not_see_each_other() -> None:
     pages[[1, 2]] = more[[1, 2]]
     queries = torch.randn(5, HEADS, SIZE)
     tables = torch.tensor([[5, 0, 8], [1, 2, 0]])
-    together = reference.paged_attention(queries, pages, [1, 4], [11, 7], tables, scale=1.0)
-    first = reference.paged_attention(queries[:1], pages, [1], [11], tables[:1], scale=1.0)
-    second = reference.paged_attention(queries[1:], pages, [4], [7], tables[1:], scale=1.0)
+    together = reference.paged_attention(
+        queries, LayerKV(pages), [1, 4], [11, 7], tables, scale=1.0
+    )
+    first = reference.paged_attention(queries[:1], LayerKV(pages), [1], [11], tables[:1], scale=1.0)
+    second = reference.paged_attention(queries[1:], LayerKV(pages), [4], [7], tables[1:], scale=1.0)
     torch.testing.assert_close(together, torch.cat((first, second)))
 
 

@@ -8,35 +8,36 @@ pages and two batched matmuls take 2.2; 0.11 ms for one row at context 1000.
 from __future__ import annotations
 
 import ctypes
-from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 
-from atom_lite_kernels.cpu.build import load_library
+from atom_lite_kernels.cpu.kv_pages import pointers
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from atom_lite_kernels.paged_kv import LayerKV
+
 
 _POINTER, _INTEGER = ctypes.c_void_p, ctypes.c_int64
 _ARGUMENTS = (
-    *(_POINTER, _INTEGER, _POINTER, _POINTER, _INTEGER, _POINTER, _POINTER),
+    *(_POINTER, _INTEGER, _POINTER, _POINTER, _INTEGER, _POINTER, _INTEGER, _POINTER, _POINTER),
     *(_INTEGER, _INTEGER, _INTEGER, _INTEGER, _INTEGER, ctypes.c_float, _INTEGER),
 )
 
 
 class DecodeAttention:
-    """What decode_attention.cpp does. Made by `load_decode_attention`."""
+    """What decode_attention.cpp does. Made by `attention.load_attention`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._run = library.atom_lite_decode_attention_f32
+        self._run = library.atom_lite_decode_attention
         self._run.restype, self._run.argtypes = None, _ARGUMENTS
 
     def __call__(
         self,
         q: Tensor,
-        pages: Tensor,
+        kv: LayerKV,
         block_tables: Tensor,
         context_lens: Tensor,
         out: Tensor,
@@ -48,7 +49,7 @@ class DecodeAttention:
 
         Args:
             q: [B, Hq, D] float32 with contiguous heads.
-            pages: [N, 2, Hk, S, D] float32, contiguous.
+            kv: the layer's cache.
             block_tables: [B, W] int64 with contiguous rows.
             context_lens: [B] int64, contiguous; the new token included.
             out: [B, Hq, D], written; contiguous.
@@ -56,25 +57,18 @@ class DecodeAttention:
             sliding_window: tokens that a query sees, itself included; None for all.
         """
         num_rows, num_heads, head_size = q.shape
-        _, _, num_kv_heads, block_size, _ = pages.shape
+        _, _, num_kv_heads, block_size, _ = kv.pages.shape
         # what the C++ side takes on trust
-        assert q.dtype == pages.dtype == out.dtype == torch.float32
+        assert q.dtype == out.dtype == torch.float32 and kv.pages.shape[4] == head_size
         assert block_tables.dtype == context_lens.dtype == torch.int64
         assert q.stride()[1:] == (head_size, 1)
-        assert pages.is_contiguous() and out.is_contiguous() and context_lens.is_contiguous()
+        assert out.is_contiguous() and context_lens.is_contiguous()
         assert block_tables.stride(1) == 1
         assert out.shape == q.shape and num_heads % num_kv_heads == 0
         assert len(block_tables) == len(context_lens) == num_rows
         self._run(
-            *(q.data_ptr(), q.stride(0), pages.data_ptr()),
+            *(q.data_ptr(), q.stride(0), *pointers(kv)),
             *(block_tables.data_ptr(), block_tables.stride(0), context_lens.data_ptr()),
             *(out.data_ptr(), num_rows, num_heads, num_kv_heads, block_size, head_size),
             *(scale, sliding_window or 0),
         )
-
-
-@cache
-def load_decode_attention() -> DecodeAttention | None:
-    """The compiled kernel, or None where it cannot be built."""
-    library = load_library("decode_attention")
-    return None if library is None else DecodeAttention(library)

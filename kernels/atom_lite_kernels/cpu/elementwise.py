@@ -37,12 +37,6 @@ class ElementwiseKernels:
         self._rotate = library.atom_lite_rotate_f32
         self._rotate.restype = None
         self._rotate.argtypes = (_POINTER, _INTEGER, _POINTER, _POINTER, *(_INTEGER,) * 3)
-        self._store = library.atom_lite_store_kv_f32
-        self._store.restype = None
-        self._store.argtypes = (
-            *(_POINTER, _POINTER, _INTEGER, _POINTER, _POINTER),
-            *(_INTEGER,) * 4,
-        )
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Normalise the rows of x [T, E]; see `reference.rms_norm`."""
@@ -64,20 +58,6 @@ class ElementwiseKernels:
             *(num_rows, num_heads, head_size),
         )
 
-    def store_kv(self, pages: Tensor, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
-        """Write keys and values [T, Hk, D] into their slots; see `reference.store_kv`."""
-        num_rows, num_kv_heads, head_size = keys.shape
-        assert pages.dtype == keys.dtype == values.dtype == torch.float32
-        assert slot_mapping.dtype == torch.int64 and slot_mapping.shape == (num_rows,)
-        assert keys.stride() == values.stride() and keys.stride()[1:] == (head_size, 1)
-        assert pages.is_contiguous() and slot_mapping.is_contiguous()
-        assert pages.shape[2] == num_kv_heads and pages.shape[4] == head_size
-        self._store(
-            *(keys.data_ptr(), values.data_ptr(), keys.stride(0)),
-            *(pages.data_ptr(), slot_mapping.data_ptr(), num_rows),
-            *(num_kv_heads, pages.shape[3], head_size),
-        )
-
 
 def elementwise_for(tensor: Tensor) -> ElementwiseKernels | None:
     """The kernels where they serve tensors of this type and device, else None."""
@@ -89,5 +69,5 @@ def elementwise_for(tensor: Tensor) -> ElementwiseKernels | None:
 @cache
 def load_elementwise() -> ElementwiseKernels | None:
     """The compiled kernels, or None where they cannot be built."""
-    library = load_library("elementwise")
+    library = load_library()
     return None if library is None else ElementwiseKernels(library)

@@ -205,7 +205,7 @@ class LinearKernel:
 @cache
 def load_linear() -> LinearKernel | None:
     """The compiled kernel, or None where it cannot be built."""
-    library = load_library("linear")
+    library = load_library()
     return None if library is None else LinearKernel(library)
 
 

@@ -10,42 +10,42 @@ One layer of 9 query and 3 KV heads of 64 in float32, chunk 512, ms on two Zen 3
 from __future__ import annotations
 
 import ctypes
-from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 
-from atom_lite_kernels.cpu.build import load_library
+from atom_lite_kernels.cpu.kv_pages import pointers
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from atom_lite_kernels.paged_kv import LayerKV
+
 _POINTER, _INTEGER = ctypes.c_void_p, ctypes.c_int64
 _ARGUMENTS = (
-    *(_POINTER, _INTEGER, _POINTER, _POINTER, _POINTER),
+    *(_POINTER, _INTEGER, _POINTER, _POINTER, _INTEGER, _POINTER, _POINTER),
     *(_INTEGER,) * 6,
     *(ctypes.c_float, _INTEGER),
 )
-# Of prefill_attention.cpp: columns of a panel, and the longest head that its tiles hold.
-_PANEL, _LONGEST_HEAD = 16, 256
 
 
 class PrefillAttention:
-    """What prefill_attention.cpp does. Made by `load_prefill_attention`."""
+    """What prefill_attention.cpp does. Made by `attention.load_attention`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._run = library.atom_lite_prefill_attention_f32
+        self._run = library.atom_lite_prefill_attention
         self._run.restype, self._run.argtypes = None, _ARGUMENTS
+        library.atom_lite_prefill_longest_head.restype = _INTEGER
+        self._longest_head: int = library.atom_lite_prefill_longest_head()
 
-    @staticmethod
-    def serves(dtype: torch.dtype, head_size: int) -> bool:
-        """Whether heads of this type and size can be attended with."""
-        return dtype == torch.float32 and head_size % _PANEL == 0 and head_size <= _LONGEST_HEAD
+    def serves(self, head_size: int) -> bool:
+        """Whether the kernel's tiles hold heads of this size."""
+        return head_size <= self._longest_head
 
     def attend(
         self,
         q: Tensor,
-        pages: Tensor,
+        kv: LayerKV,
         block_table: Tensor,
         prefix_tokens: int,
         out: Tensor,
@@ -57,7 +57,7 @@ class PrefillAttention:
 
         Args:
             q: [x, Hq, D] float32 with contiguous heads.
-            pages: [N, 2, Hk, S, D] float32, contiguous.
+            kv: the layer's cache.
             block_table: [blocks or more] int64, contiguous; of the sequence.
             prefix_tokens: tokens of the sequence before the chunk.
             out: [x, Hq, D], written; contiguous.
@@ -65,23 +65,16 @@ class PrefillAttention:
             sliding_window: tokens that a query sees, itself included; None for all.
         """
         num_tokens, num_heads, head_size = q.shape
-        _, _, num_kv_heads, block_size, _ = pages.shape
+        _, _, num_kv_heads, block_size, _ = kv.pages.shape
         # what the C++ side takes on trust
-        assert self.serves(q.dtype, head_size) and pages.dtype == out.dtype == q.dtype
+        assert self.serves(head_size) and q.dtype == out.dtype == torch.float32
         assert q.stride()[1:] == (head_size, 1) and out.shape == q.shape
-        assert pages.is_contiguous() and out.is_contiguous() and block_table.is_contiguous()
-        assert pages.shape[4] == head_size and num_heads % num_kv_heads == 0
+        assert out.is_contiguous() and block_table.is_contiguous()
+        assert kv.pages.shape[4] == head_size and num_heads % num_kv_heads == 0
         assert block_table.dtype == torch.int64
         assert len(block_table) * block_size >= prefix_tokens + num_tokens
         self._run(
-            *(q.data_ptr(), q.stride(0), pages.data_ptr(), block_table.data_ptr(), out.data_ptr()),
+            *(q.data_ptr(), q.stride(0), *pointers(kv), block_table.data_ptr(), out.data_ptr()),
             *(prefix_tokens, num_tokens, num_heads, num_kv_heads, block_size, head_size),
             *(scale, sliding_window or 0),
         )
-
-
-@cache
-def load_prefill_attention() -> PrefillAttention | None:
-    """The compiled kernel, or None where it cannot be built."""
-    library = load_library("prefill_attention")
-    return None if library is None else PrefillAttention(library)

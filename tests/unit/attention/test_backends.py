@@ -17,8 +17,8 @@ from atom_lite.attention.protocol import AttentionMetadata
 from atom_lite.attention.reference import ReferenceBackend
 from atom_lite.attention.select import select_backend
 from atom_lite.errors import ConfigError
-from atom_lite_kernels.cpu.decode_attention import load_decode_attention
-from atom_lite_kernels.cpu.prefill_attention import load_prefill_attention
+from atom_lite_kernels.cpu.attention import load_attention
+from atom_lite_kernels.paged_kv import as_stored, is_scaled
 
 CPU = torch.device("cpu")
 
@@ -34,6 +34,7 @@ class Case:
     block_size: int = 4
     window: int | None = None
     dtype: torch.dtype = torch.float32
+    kv_dtype: torch.dtype | None = None  # of the cache; None: dtype
     seed: int = 0
 
 
@@ -52,6 +53,9 @@ CASES = st.builds(
     block_size=st.sampled_from([1, 3, 16]),
     window=st.none() | st.integers(1, 50),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    kv_dtype=st.sampled_from(
+        [None, torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn]
+    ),
     seed=st.integers(0, 2**16),
 )
 
@@ -72,24 +76,29 @@ def check(case: Case) -> None:
 
     qkv = randn(tokens, num_heads + 2 * case.num_kv_heads, case.head_size)
     q, k, v = qkv.split((num_heads, case.num_kv_heads, case.num_kv_heads), dim=1)
+    kv_dtype = case.kv_dtype or case.dtype
     old = randn(sum(needed) + 2, 2, case.num_kv_heads, case.block_size, case.head_size)
     results = []
-    compiled = CpuBackend(load_decode_attention(), load_prefill_attention())
+    compiled = CpuBackend(load_attention())
     backends = (ReferenceBackend(), CpuBackend(), compiled)
     for backend in backends:
         (kv,) = backend.allocate_kv(
-            1, len(old), case.block_size, case.num_kv_heads, case.head_size, case.dtype, CPU
+            1, len(old), case.block_size, case.num_kv_heads, case.head_size, kv_dtype, CPU
         )
-        kv.pages.copy_(old)
+        pages, scales = as_stored(old, kv_dtype)
+        kv.pages.copy_(pages)
+        if kv.scales is not None:
+            kv.scales.copy_(scales)
         prepared = backend.prepare(metadata)
         out = backend.attend(q, k, v, kv, prepared, scale=0.4, sliding_window=case.window)
-        results.append((out, kv.pages))
-    (expected, expected_pages), *others = results
+        results.append((out, kv))
+    (expected, expected_kv), *others = results
     tolerance = 1e-5 if case.dtype == torch.float32 else 4e-2
-    for out, pages in others:
+    for out, kv in others:
         assert out.shape == q.shape
         assert out.is_contiguous()
-        assert torch.equal(pages, expected_pages)
+        assert torch.equal(kv.pages.float(), expected_kv.pages.float())
+        assert not is_scaled(kv_dtype) or torch.equal(kv.scales, expected_kv.scales)
         torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
 
 

@@ -123,8 +123,7 @@ class CacheConfig:
     block_size: int = setting(16, "Tokens of a KV block.", minimum=1, maximum=1024)
     kv_cache_dtype: str = setting(
         "auto",
-        "Type of keys and values in the cache. auto: that of the weights; int8 and fp8 (e4m3) keep "
-        "a scale for each token and head.",
+        "Type of keys and values in the cache; fp8 is e4m3. auto: that of the weights.",
         choices=("auto", "float32", "bfloat16", "int8", "fp8"),
     )
     num_gpu_blocks_override: int | None = setting(

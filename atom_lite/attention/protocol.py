@@ -4,8 +4,8 @@ The worker builds one `AttentionMetadata` per step; the backend's `prepare` turn
 its `attend` needs (indices, masks, launch grids) once, and the decoder passes that to every layer.
 
 A backend owns the layout of the KV cache, here that of `LayerKV`: block-major, so that one block of
-a layer is one contiguous piece of memory. Resident memory then follows use when low blocks are taken
-first, and a block can be sent elsewhere in one copy.
+a layer is one contiguous piece of memory. Resident memory then follows use when low blocks are
+taken first, and a block can be sent elsewhere in one copy.
 
 Legend: T tokens of the step, B sequences (rows) of the step, N KV blocks, S slots of a block,
 Hq / Hk query / KV heads, D head size.

@@ -328,7 +328,7 @@ def load_stage(config: Config, place: StagePlace, *, backend: Backend | None = N
     )
     if place.pool_blocks is not None:
         config = _with_pool_blocks(config, place.pool_blocks())
-    pool = allocate_pool(config, spec, backend, types.activations, device, num_layers=layers.count)
+    pool = allocate_pool(config, spec, backend, types.weights, device, num_layers=layers.count)
     defaults = sampling_defaults(config.model, checkpoint)
     info = runner_info(spec, stages, types, device, pool, defaults, decoder.weight_bytes())
     info.memory_bytes["process"] = process_bytes

@@ -12,10 +12,6 @@
 //
 // Plain C++ with a C ABI: pointers and sizes only, no torch headers.
 
-// Fast math, which the other kernels are compiled with, may turn x * (quant * scale) into
-// (x * scale) * quant in one tile and not in another.
-#pragma GCC optimize("no-fast-math")
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>

@@ -24,6 +24,7 @@ for each message 0.84 ms; up to some 30 KB the socket itself is quicker.
 from __future__ import annotations
 
 import array
+import ctypes
 import mmap
 import os
 import select
@@ -38,6 +39,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import timedelta
 
 _HEADER = struct.Struct("<iiQ")  # tag, segment, bytes of the body
@@ -89,15 +91,15 @@ class Outgoing:
         Raises:
             RuntimeError: the receiver lives but has not read for hundreds of messages.
         """
-        body = _bytes_of(tensor)
+        size = tensor.nbytes
         with self._lock:
-            self._read_notes()
-            is_sent = len(body) <= INLINE_BYTES and self._try_to_send(
-                _HEADER.pack(tag, _INLINE, len(body)), body.numpy().data
+            is_sent = size <= INLINE_BYTES and self._try_to_send(
+                _HEADER.pack(tag, _INLINE, size) + ctypes.string_at(tensor.data_ptr(), size)
             )
-            if not is_sent and not self._send_segment(body, tag):
+            if not is_sent and not self._send_segment(_bytes_of(tensor), tag):
                 raise RuntimeError(_STUCK)
             self._num_sent += 1
+            self._read_notes()  # after the message, which is awaited
             return self._num_sent - 1
 
     def wait_posted(self, message: int, timeout: timedelta | None) -> None:
@@ -118,25 +120,31 @@ class Outgoing:
                 raise RuntimeError("timed out")
 
     def _send_segment(self, body: torch.Tensor, tag: int) -> bool:
-        free = [
-            segment
-            for segment in self._segments
-            if segment.message < self._num_taken and len(segment.memory) >= len(body)
-        ]
+        segment = self._free_segment(len(body))
+        if segment is None:
+            self._read_notes()
+            segment = self._free_segment(len(body))
         descriptors: list[int] = []
-        if free:
-            segment = min(free, key=lambda segment: len(segment.memory))
-        else:
+        if segment is None:
             segment, descriptor = self._new_segment(len(body))
             descriptors.append(descriptor)
         try:
             segment.memory[: len(body)].copy_(body)
             segment.message = self._num_sent
             header = _HEADER.pack(tag, segment.number, len(body))
-            return self._try_to_send(header, descriptors=descriptors)
+            return self._try_to_send(header, descriptors)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def _free_segment(self, num_bytes: int) -> _Segment | None:
+        """The smallest whose message was taken and that is large enough."""
+        free = [
+            segment
+            for segment in self._segments
+            if segment.message < self._num_taken and len(segment.memory) >= num_bytes
+        ]
+        return min(free, key=lambda segment: len(segment.memory), default=None)
 
     def _new_segment(self, num_bytes: int) -> tuple[_Segment, int]:
         """A segment, and its descriptor for the receiver."""
@@ -149,18 +157,13 @@ class Outgoing:
             self._segments.append(segment)
         return segment, descriptor
 
-    def _try_to_send(
-        self,
-        header: bytes,
-        body: memoryview | bytes = b"",
-        descriptors: list[int] | None = None,
-    ) -> bool:
+    def _try_to_send(self, message: bytes, descriptors: Sequence[int] = ()) -> bool:
         """False where the socket is full."""
         rights = []
         if descriptors:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
         try:
-            self._socket.sendmsg([header, body], rights, socket.MSG_DONTWAIT)
+            self._socket.sendmsg([message], rights, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except (BrokenPipeError, ConnectionResetError):

@@ -30,7 +30,6 @@ _OUT_OF_SCOPE = {
     "--num-speculative-tokens": "speculative decoding is out of scope",
     "--data-parallel-size": "data parallelism is out of scope",
     "--limit-mm-per-prompt": "images and audio are out of scope",
-    "--quantization": "GGUF files are dequantized at load; AWQ and GPTQ are out of scope",
     "--kv-cache-dtype": "the KV cache has the model's dtype; others are not supported yet",
     "--enable-auto-tool-choice": "tool calling is not supported yet",
     "--tool-call-parser": "tool calling is not supported yet",

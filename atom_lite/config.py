@@ -55,6 +55,12 @@ class ModelConfig:
         "on a CPU bfloat16, or float32 where it has neither a compiler nor bfloat16.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
+    quantization: str = setting(
+        "auto",
+        "How matrices are held on a CPU. auto: a GGUF file as it is, unless --dtype names a type; "
+        "none: as --dtype says; int8, int4: rounded in groups of 32.",
+        choices=("auto", "none", "int8", "int4"),
+    )
     load_format: str = setting(
         "auto",
         "auto looks at the files; dummy makes random weights; scripted (tests) emits given ids.",

@@ -91,7 +91,7 @@ def assemble(
 def _fingerprint(config: Config, info: RunnerInfo) -> Fingerprint:
     return Fingerprint(
         model=f"{config.model.model} {info.architecture}",
-        dtype=info.dtype,
+        dtype=info.dtype if info.quantization == "none" else f"{info.dtype} {info.quantization}",
         device=device_name(torch.device(info.device)),
         num_threads=0 if info.device != "cpu" else config.model.threads or len(usable_cpus()),
         layers_per_stage=info.layers_per_stage,

@@ -12,32 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from atom_lite.layers.linear import (
-    Linear,
-    PanelHead,
-    PlainHead,
-    num_bytes,
-    one_dnn_packs,
-    panel_kernel,
-)
+from atom_lite.layers.linear import Linear, PlainHead, one_dnn_packs, pack_panels, weight_bytes
 
 if TYPE_CHECKING:
-    from atom_lite_kernels.cpu.linear import LinearKernel, Panels
-
-
-class PanelTable:
-    """Rows of a table [V, E] in panels, given in float32."""
-
-    def __init__(self, kernel: LinearKernel, panels: Panels) -> None:
-        self._kernel, self._panels = kernel, panels
-
-    def rows(self, token_ids: Tensor) -> Tensor:
-        """Give a fresh [T, E] for [T] ids."""
-        return self._kernel.columns(self._panels, token_ids)
-
-    def head(self) -> PanelHead:
-        """The head over this table."""
-        return PanelHead(self._kernel, self._panels)
+    from atom_lite.layers.grouped_weight import Weight
+    from atom_lite.layers.linear import PanelHead, PanelProduct
 
 
 class PlainTable:
@@ -64,14 +43,15 @@ class Embedding:
         weight: [V, E]; read, and kept only where it cannot be packed.
     """
 
-    def __init__(self, weight: Tensor) -> None:
-        kernel = panel_kernel(weight)
-        self._table: PanelTable | PlainTable
-        if kernel is not None:
-            self._table = PanelTable(kernel, kernel.pack(weight))
+    def __init__(self, weight: Weight) -> None:
+        packed = pack_panels(weight)
+        self._table: PanelProduct | PlainTable
+        if packed is not None:
+            self._table = packed
         else:
+            assert isinstance(weight, Tensor)
             self._table = PlainTable(weight)
-        self.weight_bytes = num_bytes(weight)
+        self.weight_bytes = weight_bytes(weight, packed)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Look up [T] ids, giving a fresh [T, E] in the type of the activations."""

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from atom_lite.layers.grouped_weight import GroupedWeight, Weight
 from atom_lite_kernels.cpu.linear import load_linear, serves
 
 if TYPE_CHECKING:
@@ -48,14 +49,30 @@ class Linear:
     """y = x @ weight.T + bias.
 
     Args:
-        weight: [out, in]; read, and kept only where it cannot be packed.
+        weight: [out, in]; read, and kept only where it cannot be packed. A list holds parts of it,
+            one below the other, that lie in memory in different ways.
         bias: [out] in the type of the activations, or None; kept.
-        pack: False keeps the weight as it is, on any device.
+        pack: False keeps a plain weight as it is, on any device.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, pack: bool = True) -> None:
-        self.weight_bytes = num_bytes(weight, bias)
-        self._product = _product(weight, bias) if pack else PlainProduct(weight, bias)
+    def __init__(
+        self, weight: Weight | list[Weight], bias: Tensor | None = None, *, pack: bool = True
+    ) -> None:
+        self._product: Product
+        if isinstance(weight, list) and len(weight) > 1:
+            self._product = SplitProduct(weight, bias)
+            self.weight_bytes = self._product.num_bytes
+            return
+        if isinstance(weight, list):
+            (weight,) = weight
+        packed = pack_panels(weight, bias) if pack else None
+        self.weight_bytes = weight_bytes(weight, packed) + num_bytes(bias)
+        if packed is not None:
+            self._product = packed
+        else:
+            assert isinstance(weight, Tensor)
+            one_dnn = pack and one_dnn_packs(weight)
+            self._product = (OneDnnProduct if one_dnn else PlainProduct)(weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [T, in] to [T, out]."""
@@ -70,19 +87,23 @@ class GatedLinear:
     """silu(x @ gate.T) * (x @ up.T), with gate and up as one matrix.
 
     Args:
-        gate_up: [2F, in], gate first; read, and kept only where it cannot be packed.
+        gate_up: [2F, in], gate first; read, and kept only where it cannot be packed. A list of
+            parts as in Linear.
         bias: [2F] in the type of the activations, or None; kept.
     """
 
-    def __init__(self, gate_up: Tensor, bias: Tensor | None = None) -> None:
-        self.weight_bytes = num_bytes(gate_up, bias)
-        kernel = panel_kernel(gate_up)
+    def __init__(self, gate_up: Weight | list[Weight], bias: Tensor | None = None) -> None:
+        whole = gate_up[0] if isinstance(gate_up, list) and len(gate_up) == 1 else gate_up
         self._fused: PanelProduct | None = None
         self._linear: Linear | None = None
-        if kernel is not None:
-            self._fused = PanelProduct(kernel, kernel.pack(gate_up, bias, gated=True))
-        else:
+        if not isinstance(whole, list):
+            self._fused = pack_panels(whole, bias, gated=True)
+        if self._fused is None:
             self._linear = Linear(gate_up, bias)
+            self.weight_bytes = self._linear.weight_bytes
+        else:
+            assert not isinstance(whole, list)
+            self.weight_bytes = weight_bytes(whole, self._fused) + num_bytes(bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [T, in] to [T, F]."""
@@ -99,13 +120,60 @@ class PanelProduct:
     def __init__(self, kernel: LinearKernel, panels: Panels) -> None:
         self._kernel, self._panels = kernel, panels
 
-    def multiply(self, x: Tensor) -> Tensor:
-        """See Product; a gated one gives [T, F]."""
-        return self._kernel.multiply(x, self._panels)
+    @property
+    def num_bytes(self) -> int:
+        """What the panels take, without the bias."""
+        return num_bytes(self._panels.data, self._panels.scales)
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of the result."""
+        return self._panels.num_columns
+
+    def head(self) -> PanelHead:
+        """An output head over the same panels."""
+        return PanelHead(self)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows `ids` [T] of the weight, in float32."""
+        return self._kernel.columns(self._panels, ids)
+
+    def multiply(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """See Product; a gated one gives [T, F]. `out` is written where it is given."""
+        return self._kernel.multiply(x, self._panels, out)
 
     def add_product(self, x: Tensor, y: Tensor) -> None:
         """See Product."""
         self._kernel.add_product(x, self._panels, y)
+
+
+class SplitProduct:
+    """Parts of a weight, one below the other, each in panels of its own format."""
+
+    def __init__(self, weights: list[Weight], bias: Tensor | None) -> None:
+        self._parts: list[tuple[PanelProduct, slice]] = []
+        first = 0
+        for weight in weights:
+            size = _num_rows(weight)
+            rows = slice(first, first + size)
+            packed = pack_panels(weight, None if bias is None else bias[rows])
+            assert packed is not None, "only our kernel's weights are mixed"
+            self._parts.append((packed, rows))
+            first += size
+        self._num_columns = first
+        self.num_bytes = sum(part.num_bytes for part, _ in self._parts) + num_bytes(bias)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """See Product."""
+        y = torch.empty(x.shape[0], self._num_columns)
+        for part, columns in self._parts:
+            part.multiply(x, y[:, columns])
+        return y
+
+    def add_product(self, x: Tensor, y: Tensor) -> None:
+        """See Product."""
+        for part, columns in self._parts:
+            part.add_product(x, y[:, columns])
 
 
 class OneDnnProduct:
@@ -146,8 +214,8 @@ class PanelHead:
 
     weight_bytes = 0
 
-    def __init__(self, kernel: LinearKernel, panels: Panels) -> None:
-        self._product = PanelProduct(kernel, panels)
+    def __init__(self, product: PanelProduct) -> None:
+        self._product = product
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [R, E] to logits [R, V]."""
@@ -173,8 +241,10 @@ class PlainHead:
         return torch.mm(self._weight, x.repeat(2, 1).t()).t()[:1]
 
 
-def panel_kernel(weight: Tensor) -> LinearKernel | None:
+def panel_kernel(weight: Weight) -> LinearKernel | None:
     """Our kernel, where it serves a weight of this type and device."""
+    if isinstance(weight, GroupedWeight):
+        return load_linear()
     if weight.device.type != "cpu" or not serves(weight.dtype):
         return None
     return load_linear()
@@ -183,6 +253,29 @@ def panel_kernel(weight: Tensor) -> LinearKernel | None:
 def has_panels(dtype: torch.dtype, device: torch.device) -> bool:
     """Tell whether weights of this type lie in panels there, so that activations are float32."""
     return panel_kernel(torch.empty(0, dtype=dtype, device=device)) is not None
+
+
+def pack_panels(
+    weight: Weight, bias: Tensor | None = None, *, gated: bool = False
+) -> PanelProduct | None:
+    """Pack a weight for our kernel; None where that does not serve it."""
+    kernel = panel_kernel(weight)
+    if kernel is None:
+        return None
+    if isinstance(weight, Tensor):
+        return PanelProduct(kernel, kernel.pack(weight, bias, gated=gated))
+    panels = kernel.pack_groups(
+        *(weight.quants, weight.scale, weight.minimum, bias), bits=weight.bits, gated=gated
+    )
+    return PanelProduct(kernel, panels)
+
+
+def weight_bytes(weight: Weight, packed: PanelProduct | None) -> int:
+    """Bytes of a weight in memory: of plain numbers by count, of grouped ones as packed."""
+    if isinstance(weight, Tensor):
+        return num_bytes(weight)
+    assert packed is not None
+    return packed.num_bytes
 
 
 def one_dnn_packs(weight: Tensor) -> bool:
@@ -206,8 +299,5 @@ def num_bytes(*tensors: Tensor | None) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
 
 
-def _product(weight: Tensor, bias: Tensor | None) -> Product:
-    kernel = panel_kernel(weight)
-    if kernel is not None:
-        return PanelProduct(kernel, kernel.pack(weight, bias))
-    return OneDnnProduct(weight, bias) if one_dnn_packs(weight) else PlainProduct(weight, bias)
+def _num_rows(weight: Weight) -> int:
+    return len(weight.quants) if isinstance(weight, GroupedWeight) else len(weight)

@@ -1,9 +1,9 @@
-"""Which types a model is stored and computed in."""
+"""Which types a model is stored and computed in, and whether its matrices are quantized."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import torch
 
@@ -12,6 +12,10 @@ from atom_lite.layers.linear import has_panels
 
 if TYPE_CHECKING:
     from atom_lite.models.spec import ModelSpec
+
+# How matrices are held: as numbers of a type, as their GGUF file holds them, or rounded by us.
+Quantization: TypeAlias = Literal["none", "gguf", "int8", "int4"]
+QUANTIZATIONS = ("auto", "none", "int8", "int4")
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -24,10 +28,12 @@ class ModelTypes:
         weights: of the matrices in memory.
         activations: of everything that flows: the residual stream, the hidden states between
             stages, keys and values as they are made; and of norms and biases.
+        quantization: of the matrices; `weights` is the type of those that have none.
     """
 
     weights: torch.dtype
     activations: torch.dtype
+    quantization: Quantization = "none"
 
     @staticmethod
     def of(weights: torch.dtype, device: torch.device) -> ModelTypes:
@@ -59,3 +65,30 @@ def _automatic(device: torch.device, spec: ModelSpec) -> torch.dtype:
     if stored == torch.float16 or (device.type == "cuda" and not torch.cuda.is_bf16_supported()):
         return torch.float16
     return torch.bfloat16
+
+
+def choose_quantization(
+    name: str, dtype_name: str, types: ModelTypes, device: torch.device, *, is_gguf: bool
+) -> ModelTypes:
+    """Turn `--quantization` into how matrices are held, beside the types that `--dtype` gave.
+
+    `auto` leaves a GGUF file quantized where our kernels serve and `--dtype` asks for no type.
+
+    Raises:
+        ConfigError: the name is unknown, or the device or `--dtype` does not go with it.
+    """
+    if name not in QUANTIZATIONS:
+        known = ", ".join(QUANTIZATIONS)
+        raise ConfigError(f"--quantization {name!r} is unknown; use {known}")
+    if name == "auto":
+        keeps = is_gguf and dtype_name == "auto" and has_panels(types.weights, device)
+        return replace(types, quantization="gguf" if keeps else "none")
+    if name == "none":
+        return types
+    if device.type != "cpu":
+        raise ConfigError(f"--quantization {name} works on a CPU, not on device {device.type!r}")
+    if types.weights == torch.float16:
+        raise ConfigError(
+            f"--quantization {name} computes in float32 or bfloat16, not in --dtype float16"
+        )
+    return replace(types, quantization=cast("Quantization", name))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from atom_lite.layers.grouped_weight import GroupedWeight
     from atom_lite.models.spec import ModelSpec
     from atom_lite.models.weights import WeightSource
 
@@ -98,6 +99,16 @@ class GgufWeights:
             elif ".k_proj." in name:
                 values = _rotate_half_order(values, self._spec.num_kv_heads)
         return values.to(self._device)
+
+    def read_groups(self, name: str) -> GroupedWeight | None:
+        """Give a matrix as the file holds it; None where it is not in groups that we keep."""
+        groups = gguf_blocks.read_groups(self._file, self._tensors[name])
+        if groups is None or not self._spec.gguf_permuted_heads:
+            return groups
+        for kind, num_heads in (("q", self._spec.num_heads), ("k", self._spec.num_kv_heads)):
+            if f".{kind}_proj." in name:
+                return groups.rows(_rotate_half_order(torch.arange(len(groups.quants)), num_heads))
+        return groups
 
 
 def hf_name(name: str) -> str:

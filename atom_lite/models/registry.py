@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from atom_lite.layers.embedding import Embedding
+from atom_lite.layers.grouped_weight import join
 from atom_lite.layers.linear import GatedLinear, Linear
 from atom_lite.layers.mlp import GatedMlp
 from atom_lite.layers.norm import RmsNorm
@@ -19,6 +20,7 @@ from atom_lite.models.decoder import Attention, Decoder, DecoderLayer, HeadNorm
 from atom_lite.models.load_dummy import DummyWeights
 from atom_lite.models.load_gguf import GgufWeights
 from atom_lite.models.load_safetensors import SafetensorsWeights
+from atom_lite.models.matrix_reader import MatrixReader
 from atom_lite.models.partition import whole_model
 from atom_lite.models.weights import EMBEDDING, FINAL_NORM, HEAD, check_tensors
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from atom_lite.attention.protocol import Backend
+    from atom_lite.layers.grouped_weight import Weight
     from atom_lite.models.checkpoint import Checkpoint
     from atom_lite.models.decoder import Head
     from atom_lite.models.dtype import ModelTypes
@@ -53,7 +56,7 @@ def load_model(
     Args:
         checkpoint: where the weights are.
         spec: what `load_spec` read from it.
-        types: of weights and activations.
+        types: of weights and activations, and how matrices are held.
         device: where the model runs.
         load_format: `--load-format`; dummy and scripted make random weights of the spec.
         backend: what attends over the KV cache.
@@ -71,46 +74,46 @@ def load_model(
     else:
         source = SafetensorsWeights(checkpoint.path, types.weights, device)
     check_tensors(source.shapes(), spec, str(checkpoint.path))
-    if isinstance(source, GgufWeights):
+    if isinstance(source, GgufWeights) and types.quantization != "gguf":
         source = source.cached(checkpoint.weights_cache_bytes)
+    matrices = MatrixReader(source, types)
     stage = stage or whole_model(spec)
-    embedding = Embedding(source.read(EMBEDDING)) if stage.is_first else None
-    norm = source.read(FINAL_NORM).to(types.activations) if stage.is_last else None
+    embedding = Embedding(matrices.read_table(EMBEDDING)) if stage.is_first else None
+    norm = matrices.read_vector(FINAL_NORM) if stage.is_last else None
     return Decoder(
         embedding=embedding,
         rope=RotaryEmbedding(
             spec.rope, spec.head_size, spec.max_position_embeddings, types.activations, device
         ),
         layers=[
-            _build_layer(source, spec, types, layer, backend)
-            for layer in range(stage.first, stage.end)
+            _build_layer(matrices, spec, layer, backend) for layer in range(stage.first, stage.end)
         ],
         norm=None if norm is None else RmsNorm(norm, spec.rms_norm_eps),
-        head=_build_head(source, spec, embedding) if stage.is_last else None,
+        head=_build_head(matrices, spec, embedding) if stage.is_last else None,
         backend=backend,
     )
 
 
-def _build_head(source: WeightSource, spec: ModelSpec, embedding: Embedding | None) -> Head:
+def _build_head(matrices: MatrixReader, spec: ModelSpec, embedding: Embedding | None) -> Head:
     if not spec.tie_word_embeddings:
-        return Linear(source.read(HEAD))
+        return Linear(matrices.read_table(HEAD))
     if embedding is None:  # it is in the first stage: the last one has a copy as its head
-        return Linear(source.read(EMBEDDING))
+        return Linear(matrices.read_table(EMBEDDING))
     return embedding.head()
 
 
 def _build_layer(
-    source: WeightSource, spec: ModelSpec, types: ModelTypes, layer: int, backend: Backend
+    matrices: MatrixReader, spec: ModelSpec, layer: int, backend: Backend
 ) -> DecoderLayer:
     prefix = f"model.layers.{layer}."
 
     def read(name: str) -> Tensor:
-        return source.read(prefix + name).to(types.activations)
+        return matrices.read_vector(prefix + name)
 
-    def joined(names: tuple[str, ...], has_bias: bool) -> tuple[Tensor, Tensor | None]:
-        weights = [source.read(f"{prefix}{name}.weight") for name in names]
+    def joined(names: tuple[str, ...], has_bias: bool) -> tuple[list[Weight], Tensor | None]:
+        weights = join([matrices.read(f"{prefix}{name}.weight") for name in names])
         biases = [read(f"{name}.bias") for name in names] if has_bias else []
-        return _join(weights), _join(biases) if biases else None
+        return weights, torch.cat(biases) if biases else None
 
     def norm(name: str) -> RmsNorm:
         return RmsNorm(read(f"{name}.weight"), spec.rms_norm_eps)
@@ -137,7 +140,3 @@ def _head_norm(read: Callable[[str], Tensor], spec: ModelSpec) -> HeadNorm:
         read("self_attn.k_norm.weight").expand(spec.num_kv_heads, -1),
     )
     return HeadNorm(torch.cat(weights), spec.rms_norm_eps)
-
-
-def _join(tensors: list[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)

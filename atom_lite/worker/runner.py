@@ -18,7 +18,7 @@ from atom_lite.attention.select import select_backend
 from atom_lite.errors import ConfigError
 from atom_lite.messages import RowError, SampledToken, StepResult
 from atom_lite.models.checkpoint import resolve_checkpoint
-from atom_lite.models.dtype import choose_types
+from atom_lite.models.dtype import choose_quantization, choose_types
 from atom_lite.models.partition import partition_layers
 from atom_lite.models.registry import load_model
 from atom_lite.models.spec import load_spec
@@ -76,6 +76,7 @@ class RunnerInfo:
     eos_token_ids: tuple[int, ...]
     dtype: str  # of the weights: "float32", "bfloat16", ...
     activation_dtype: str  # of the hidden states between stages, among others
+    quantization: str  # of the matrices: "none", "gguf" (as the file has them), "int8", "int4"
     device: str  # "cpu", "cuda:0"
     architecture: str
     default_sampling: dict[str, float]
@@ -313,6 +314,11 @@ def load_stage(config: Config, place: StagePlace, *, backend: Backend | None = N
     stages = partition_layers(spec, place.num_stages, partition)
     layers = stages[place.stage]
     types = choose_types(config.model.dtype, device, spec)
+    types = choose_quantization(
+        config.model.quantization,
+        *(config.model.dtype, types, device),
+        is_gguf=checkpoint.kind == "gguf" and config.model.load_format not in ("dummy", SCRIPTED),
+    )
     process_bytes = resident_bytes()
     if backend is None:
         backend = select_backend(config.model.attention_backend, device)
@@ -365,6 +371,7 @@ def runner_info(
         eos_token_ids=tuple(spec.eos_token_ids),
         dtype=_type_name(types.weights),
         activation_dtype=_type_name(types.activations),
+        quantization=types.quantization,
         device=str(device),
         architecture=spec.architecture,
         default_sampling=default_sampling,

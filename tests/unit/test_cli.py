@@ -87,7 +87,7 @@ def test_counts_take_suffixes(text: str, count: int) -> None:
         (["--dtype", "int3"], "int3"),
         (["--nonsense"], "unrecognized argument: --nonsense"),
         (["--enable-lora"], "LoRA is out of scope"),
-        (["--quantization", "awq"], "AWQ"),
+        (["--quantization", "awq"], "awq"),
         (["--max-num-seqs", "16", "--max-num-batched-tokens", "15"], "--max-num-seqs (16)"),
         (["--enable-dynamic-chunking", "-pp", "1"], "--pipeline-parallel-size 1"),
         (["--enable-dynamic-chunking", "--no-enable-chunked-prefill"], "--enable-chunked-prefill"),

@@ -23,6 +23,7 @@ INFO = RunnerInfo(
     eos_token_ids=(2,),
     dtype="float32",
     activation_dtype="float32",
+    quantization="none",
     device="cpu",
     architecture="LlamaForCausalLM",
     default_sampling={},

@@ -36,12 +36,11 @@ if TYPE_CHECKING:
     from atom_lite.engine.grammar_schema import Schema
     from atom_lite.ipc.grammar_messages import GrammarSpec
 
-# The rule that xgrammar makes for the characters of a string of bounded length lets control
+# What xgrammar makes of the characters of a string of bounded length lets control
 # characters through, which JSON does not have: [^"\\\r\n], in its serialized form a kind, a size,
 # "negated", and pairs of code points. One class of characters is much cheaper to repeat than a
 # choice, so there are no escapes in the right one either.
 _CHARACTERS = [1, 9, 1, 34, 34, 92, 92, 13, 13, 10, 10]
-_ONE_CHOICE, _ONE_ELEMENT = [6, 1], [5, 1]  # what a rule's body is wrapped in
 _JSON_CHARACTERS = [1, 9, 1, 34, 34, 92, 92, 0, 31, 127, 127]
 _WARNING = re.compile(r"Warning: (.*)")
 _SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Check failed: \(.*?\) is false: )?")
@@ -152,13 +151,8 @@ def _without_control_characters(grammar: Grammar) -> Grammar:
     from xgrammar.grammar import Grammar
 
     rules = json.loads(grammar.serialize_json())
-    numbers, starts = rules["grammar_expr_data"], rules["grammar_expr_indptr"]
-    bodies = [body for name, body, *_ in rules["rules"] if "_characters" in name]
-    for body in bodies:
-        start = starts[body]
-        for wrapping in (_ONE_CHOICE, _ONE_ELEMENT):
-            if numbers[start : start + 2] == wrapping:
-                start = starts[numbers[start + 2]]
+    numbers = rules["grammar_expr_data"]
+    for start in rules["grammar_expr_indptr"]:
         end = start + len(_CHARACTERS)
         if numbers[start:end] == _CHARACTERS:
             numbers[start:end] = _JSON_CHARACTERS

@@ -166,6 +166,15 @@ def test_bounded_string_has_no_raw_control_characters(backend: str, schema: Any)
         assert not takes(wrong)
 
 
+@pytest.mark.parametrize("least", [0, 1])
+def test_string_of_one_character_has_no_raw_control_character(least: int) -> None:
+    takes = taking(
+        "xgrammar", "json_schema", {"type": "string", "minLength": least, "maxLength": 1}
+    )
+    assert takes('"a"')
+    assert not any(takes(f'"{chr(code)}"') for code in range(32))
+
+
 def test_bounded_string_of_a_tag_has_no_raw_control_characters() -> None:
     both = [{"begin": f"<f{name}", "schema": SHORT, "end": "\x01b</f>"} for name in "12"]
     takes = taking("auto", "structural_tag", {**OLD_TAG, "structures": both})

@@ -16,6 +16,7 @@ from atom_lite.worker.grammar_loader import CachedGrammar, GrammarLoader
 from atom_lite.worker.inputs import SampledRow
 from atom_lite.worker.sampler import Draw, Sampler
 from atom_lite.worker.sequence_table import SequenceTable
+from atom_lite.worker.token_masks import full_masks
 from tests.fakes.grammars import BACKENDS, letters_vocabulary, make_grammar
 
 V = 199
@@ -328,3 +329,15 @@ def test_the_cache_of_grammars_is_bounded(loader, monkeypatch):
     for grammar in grammars:
         own.follower(grammar, []).result()
     assert [key for _, key in own._cache] == [grammar.key for grammar in grammars[1:]]
+
+
+def test_the_cache_counts_what_grammars_have_grown_to(monkeypatch):
+    own = GrammarLoader(lambda: VOCABULARY)
+    grammars = [make_grammar(VOCABULARY, "choice", [word]) for word in ("yes", "no")]
+    follower = own.follower(grammars[0], []).result()
+    before = follower.grammar.num_bytes
+    follower.fill(full_masks(1, V), 0)
+    assert follower.grammar.num_bytes > before > 0
+    monkeypatch.setattr(grammar_loader, "MAX_CACHED_BYTES", follower.grammar.num_bytes)
+    own.follower(grammars[1], []).result()
+    assert [key for _, key in own._cache] == [grammars[1].key]

@@ -58,7 +58,10 @@ def size_megabytes(directory: Path) -> int:
 def _make_environment(recipe: Recipe) -> None:
     venv.create(recipe.directory, with_pip=True)
     python = str(recipe.directory / "bin" / "python")
-    _run(python, "-m", "pip", "install", "--quiet", "--requirement", str(recipe.requirements))
+    # The list is whole, so pip need not add to it. vLLM's has no torchvision, torchaudio and
+    # torchcodec on purpose: the builds that pip finds are for another torch and fail at import.
+    pip = (python, "-m", "pip", "install", "--quiet", "--no-deps")
+    _run(*pip, "--requirement", str(recipe.requirements))
 
 
 def _build(recipe: Recipe, package: str) -> None:

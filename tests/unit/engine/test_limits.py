@@ -17,6 +17,7 @@ INFO = RunnerInfo(
     eos_token_ids=(0,),
     dtype="float32",
     activation_dtype="float32",
+    quantization="none",
     device="cpu",
     architecture="X",
     default_sampling={},

@@ -126,14 +126,17 @@ def test_all_missing_ranks_are_named() -> None:
 def test_a_stranger_that_connects_is_turned_away() -> None:
     rendezvous = Rendezvous(is_one_host=True, group_seconds=30)
     head_store = open_store(rendezvous, HEAD)
-    store = PrefixStore(rendezvous.prefix, head_store)
+    # A client each, as in processes of their own: one that waits for a key lets no other call in.
+    shared = dataclasses.replace(rendezvous, port=head_store.port)
+    stage_store = open_store(shared, STAGE)
+    store = PrefixStore(rendezvous.prefix, open_store(shared, STAGE))
     with ThreadPoolExecutor(2) as pool:
         head = pool.submit(open_groups, HEAD, head_store, rendezvous, data_backend="gloo")
         address = b"\0" + store.get("socket/0")
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
             stranger.connect(address)
             stranger.send(b"hidden 0 7")
-            stage = pool.submit(open_groups, STAGE, head_store, rendezvous, data_backend="gloo")
+            stage = pool.submit(open_groups, STAGE, stage_store, shared, data_backend="gloo")
             assert stage.result(30).plans is not None
             assert head.result(30).plans is not None
             assert stranger.recv(1) == b""

@@ -101,8 +101,8 @@ class ModelConfig:
     seed: int = setting(0, "Seed of dummy weights and of requests' own drawn seeds.")
     weights_cache_bytes: int = setting(
         16 * 1024**3,
-        "Bytes that expanded GGUF weights may take in the user's cache folder, where the next "
-        "start finds them; 0 keeps none.",
+        "Bytes that GGUF weights slow to expand may take in the user's cache folder, where the "
+        "next start finds them; 0 keeps none.",
         metavar="BYTES",
         minimum=0,
     )

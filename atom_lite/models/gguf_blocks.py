@@ -62,6 +62,11 @@ def read_groups(file: GgufFile, tensor: GgufTensor) -> GroupedWeight | None:
     )
 
 
+def expands_by_package(name: str) -> bool:
+    """Tell whether a format is one of the rarer ones, which numpy expands on one thread."""
+    return name not in _PLAIN and name not in _EXPAND
+
+
 def _by_package(name: str) -> Callable[[Tensor], Tensor]:
     """Give the `gguf` package's own expansion of a format that is not in `_EXPAND`."""
     from gguf import GGMLQuantizationType, quants

@@ -76,11 +76,13 @@ class GgufWeights:
     def cached(self, limit_bytes: int) -> WeightSource:
         """The same weights through the cache on disk, where that is worth it.
 
-        It is where blocks are expanded; numbers that are only rounded take no longer than reading
-        them from the cache would.
+        It is for the rarer formats, which the `gguf` package expands. What torch expands or only
+        rounds takes no longer than reading it from the cache: SmolLM2-135M to bfloat16 on two Zen 3
+        cores 0.76 s in Q4_1 and 1.85 s in Q5_1, from the cache 0.65 s.
         """
-        stored = {self._file.format_of(tensor).block_size for tensor in self._tensors.values()}
-        if limit_bytes == 0 or self._device.type != "cpu" or stored == {1}:
+        formats = {self._file.format_of(tensor).name for tensor in self._tensors.values()}
+        is_slow = any(gguf_blocks.expands_by_package(name) for name in formats)
+        if limit_bytes == 0 or self._device.type != "cpu" or not is_slow:
             return self
         spec = self._spec
         rows = (spec.gguf_permuted_heads, spec.num_heads, spec.num_kv_heads)

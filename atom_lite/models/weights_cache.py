@@ -1,9 +1,10 @@
 """Expanded weights on disk, from one start to the next: a safetensors file per checkpoint and type.
 
-Expanding a GGUF file's blocks costs more than reading what comes out of them, so the matrices are
-kept in the user's cache folder and mapped at the next start. An entry is named by what it was made
-of: the SHA-256 of the checkpoint's bytes, the type, the model's order of rows, and this module's
-version. A checkpoint that changed in any byte, whatever its size and date, is another entry.
+Expanding the rarer of GGUF's block formats costs more than reading what comes out of them, so such
+a file's matrices are kept in the user's cache folder and mapped at the next start. An entry is
+named by what it was made of: the SHA-256 of the checkpoint's bytes, the type, the model's order of
+rows, and this module's version. A checkpoint that changed in any byte, whatever its size and date,
+is another entry.
 
     missing          written beside under another name, then renamed: no half an entry is seen
     two at once      one writes (a file lock says who), the other expands for itself

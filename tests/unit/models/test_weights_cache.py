@@ -56,7 +56,7 @@ def path(tmp_path: Path) -> Path:
         tmp_path / "m.gguf",
         gguf_files.tensors(),
         gguf_files.metadata(),
-        quantization=gguf.GGMLQuantizationType.Q4_1,
+        quantization=gguf.GGMLQuantizationType.Q5_1,
     )
 
 
@@ -197,9 +197,17 @@ def test_a_limit_of_nothing_keeps_nothing(path: Path, folder: Path) -> None:
     assert not folder.exists()
 
 
-def test_numbers_that_need_no_expansion_are_not_kept(tmp_path: Path, folder: Path) -> None:
-    plain = gguf_files.write(tmp_path / "p.gguf", gguf_files.tensors(), gguf_files.metadata())
-    origin = open_weights(plain)
+@pytest.mark.parametrize("quantization", [None, gguf.GGMLQuantizationType.Q4_1])
+def test_what_is_expanded_as_quickly_as_it_is_read_is_not_kept(
+    tmp_path: Path, folder: Path, quantization: gguf.GGMLQuantizationType | None
+) -> None:
+    quick = gguf_files.write(
+        tmp_path / "p.gguf",
+        gguf_files.tensors(),
+        gguf_files.metadata(),
+        quantization=quantization,
+    )
+    origin = open_weights(quick)
     assert origin.cached(PLENTY) is origin
     assert not folder.exists()
 

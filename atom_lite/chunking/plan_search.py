@@ -41,7 +41,6 @@ EQUAL_STAGES_RATIO = 1.03  # stages whose times differ by less count as equal
 COARSE_TARGETS = 25
 COARSE_RANGE = 2.2  # either side of the closed form's target
 FINE_TARGETS = 8
-DENSER = 1.5  # times as many where chunks are so few that every target costs little
 TIGHTENINGS = 7
 TIGHTEN_RANGE = 1.25
 STREAMS_TOLERANCE = 0.03  # of the objective, given up for streams
@@ -202,9 +201,7 @@ class _Search:
     def over_targets(self) -> None:
         """Coarse around the closed form's target, then fine around the best."""
         guess, num_chunks = self._closed_form()
-        # Uneven stages keep theirs for leans; one chunk or two can hardly be cut in many ways.
-        densest = DENSER if self._is_even and num_chunks > 1.5 else 1.0
-        share = min(densest, self._affordable(num_chunks) / (COARSE_TARGETS + FINE_TARGETS))
+        share = min(1.0, self._affordable(num_chunks) / (COARSE_TARGETS + FINE_TARGETS))
         coarse = max(5, int(COARSE_TARGETS * share))
         for index in range(coarse):
             self._consider(Target(guess * COARSE_RANGE ** (2.0 * index / (coarse - 1) - 1.0)))
@@ -296,8 +293,7 @@ class _Search:
 
     def over_fixed_sizes(self) -> None:
         """Powers of two, exactly: where stages differ much, level times are not what counts."""
-        if not self._is_even:
-            self._evaluations_left = max(self._evaluations_left, LEAST_EVALUATIONS)
+        self._evaluations_left = max(self._evaluations_left, LEAST_EVALUATIONS)
         most, align, floor = self._pipeline.limits
         unbounded = self._model.chunk_seconds(self._span.end, most)
         size = most

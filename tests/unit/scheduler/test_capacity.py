@@ -19,6 +19,17 @@ if TYPE_CHECKING:
     from atom_lite.config import CapacityPolicyName
 
 
+def crowded(capacity: CapacityPolicyName, *, ignore_eos: bool = False) -> Scheduler:
+    """Six prompts of 12 tokens that want 20 each, before a pool of 20 blocks."""
+    limits = make_limits(
+        num_blocks=20, max_model_len=64, prefill_step_tokens=256, capacity_policy=capacity
+    )
+    scheduler = Scheduler(limits)
+    for sequence_id in range(6):
+        scheduler.submit(make_submission(sequence_id, 12, 20, ignore_eos=ignore_eos), 0.0)
+    return scheduler
+
+
 @pytest.mark.parametrize(
     ("capacity", "num_started"),
     [
@@ -31,12 +42,7 @@ if TYPE_CHECKING:
 def test_as_many_start_as_the_promises_allow(
     capacity: CapacityPolicyName, num_started: int
 ) -> None:
-    limits = make_limits(
-        num_blocks=20, max_model_len=64, prefill_step_tokens=256, capacity_policy=capacity
-    )
-    scheduler = Scheduler(limits)
-    for sequence_id in range(6):
-        scheduler.submit(make_submission(sequence_id, 12, 20), 0.0)
+    scheduler = crowded(capacity)
     assert len(run_step(scheduler)[0].starts) == num_started
 
 
@@ -47,12 +53,7 @@ def test_as_many_start_as_the_promises_allow(
 def test_what_is_promised_to_the_end_is_never_preempted(
     capacity: CapacityPolicyName, preempts: bool
 ) -> None:
-    limits = make_limits(
-        num_blocks=20, max_model_len=64, prefill_step_tokens=256, capacity_policy=capacity
-    )
-    scheduler = Scheduler(limits)
-    for sequence_id in range(6):
-        scheduler.submit(make_submission(sequence_id, 12, 20, ignore_eos=True), 0.0)
+    scheduler = crowded(capacity, ignore_eos=True)
     ends = finished(run_until_idle(scheduler))
     assert [ends[i].num_output_tokens for i in range(6)] == [20] * 6
     assert (scheduler.stats().num_preemptions > 0) == preempts

@@ -74,7 +74,7 @@ def test_stages_give_the_same_tokens_under_preemption(
     tight = dataclasses.replace(
         with_stages(config, 2), cache=CacheConfig(block_size=4, num_gpu_blocks_override=30)
     )
-    assert outputs(tight) == expected
+    assert outputs(tight, least_preemptions=1) == expected
 
 
 def test_shaped_sequences_keep_to_their_options(expected: list[list[int]]) -> None:

@@ -89,7 +89,9 @@ def grammars(config: Config, count: int) -> list[Grammar | None]:
     return [made[index // 2 % len(made)] if index % 2 else None for index in range(count)]
 
 
-def outputs(config: Config, *, one_by_one: bool = False) -> list[list[int]]:
+def outputs(
+    config: Config, *, one_by_one: bool = False, least_preemptions: int = 0
+) -> list[list[int]]:
     work = requests()
     with Engine(config) as engine:
         tokens = []
@@ -101,4 +103,5 @@ def outputs(config: Config, *, one_by_one: bool = False) -> list[list[int]]:
         tokens += [engine.collect(sequence_id) for sequence_id in ids]
         engine.scheduler.check_integrity()
         assert engine.scheduler.stats().kv_usage == 0
+        assert engine.scheduler.stats().num_preemptions >= least_preemptions
     return tokens

@@ -50,9 +50,11 @@ def engine(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Iter
         model=ModelConfig(
             model=str(path), tokenizer=str(smollm2_gguf), load_format="dummy", dtype="float32"
         ),
-        # Too few for 32 of full length, so that some are preempted.
-        cache=CacheConfig(num_gpu_blocks_override=128),
-        scheduler=SchedulerConfig(max_num_seqs=32, max_num_batched_tokens=64),
+        # The pool holds one of full length, and is packed with prompts: some must soon give way.
+        cache=CacheConfig(block_size=4, num_gpu_blocks_override=112),
+        scheduler=SchedulerConfig(
+            max_num_seqs=32, max_num_batched_tokens=64, capacity_policy="watermark"
+        ),
     )
     with Engine(config) as made:
         yield made
@@ -128,7 +130,7 @@ def test_outputs_of_random_schemas_validate(engine: Engine, count: int) -> None:
         (
             schema,
             engine.submit(
-                [5 + index] * 40,
+                [5 + index] * 20,
                 SamplingParams(
                     max_tokens=MAX_TOKENS if index % CUT_EVERY else 3, temperature=1.0, seed=index
                 ),
@@ -146,6 +148,7 @@ def test_outputs_of_random_schemas_validate(engine: Engine, count: int) -> None:
     assert min(backends["xgrammar"], backends["guidance"]) > 0
     assert ends["ended"] + ends["preempted"] >= 0.9 * 0.9 * len(running)
     assert ends["cut"] + ends["preempted and cut"] > 0
+    assert ends["preempted"] > 0
 
 
 def test_a_keyword_that_would_not_be_enforced_is_refused() -> None:

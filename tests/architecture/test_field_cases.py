@@ -18,6 +18,39 @@ SERVING, SCHEDULER = "e2e/test_serving.py", "unit/scheduler/"
 
 # number: what went wrong, where it is tested
 CASES: dict[int, tuple[str, str, str]] = {
+    # stop strings
+    2: ("a stop of many tokens leaks", E2E, "test_stop_strings_of_many_tokens_neither_leak"),
+    3: ("a stop inside a token", E2E, "test_stop_that_begins_or_ends_inside_a_token_cuts_there"),
+    5: ("text is held for a long stop", "property/test_stop_strings.py", "test_matcher_follows"),
+    6: ("the beginning of a stop shows", E2E, "test_stop_strings_of_many_tokens_neither_leak"),
+    8: ("held text comes twice", E2E, "test_stop_strings_of_many_tokens_neither_leak"),
+    12: ("lists longer than the cut text", E2E, "test_lists_beside_a_text_end_where_a_stop_cuts"),
+    15: ("min_tokens masks one end of several", E2E, "test_min_tokens_holds_back_every_end"),
+    # characters of several tokens
+    17: ("half a character in a delta", E2E, "test_characters_of_many_tokens_are_never_shown"),
+    18: ("chunks are counted as tokens", E2E, "test_characters_of_many_tokens_are_never_shown"),
+    20: ("parts of a character have no bytes", E2E, "test_bytes_of_parts_of_characters_are_their"),
+    21: (
+        "a decoder that changes its mind",
+        "property/test_detokenizer.py",
+        "test_stream_of_any_other_decoder_equals_decoding",
+    ),
+    # log probabilities
+    26: ("logprobs alone fail", API + "test_listed_answers.py", "test_chat_logprobs_alone"),
+    27: ("completions' shape in chat", API + "test_listed_answers.py", "test_chat_logprobs_alone"),
+    29: ("infinities in JSON", E2E, "test_impossible_tokens_leave_the_json_finite"),
+    30: ("echo without output", E2E, "test_echo_needs_no_output"),
+    32: (
+        "prompt figures after a cache hit",
+        "e2e/test_logprob_oracle.py",
+        "test_numbers_equal_the_oracles_for_any_chunk_budget",
+    ),
+    33: (
+        "figures of another request",
+        "pipeline/test_log_probabilities.py",
+        "test_what_is_told_of_prompt_and_output_is_the_models",
+    ),
+    35: ("choices of a stream miss entries", E2E, "test_every_choice_of_several_lists_all"),
     # bad requests
     14: ("stop token id out of the vocabulary", E2E, "test_bad_requests_are_a_400_and_the_engine"),
     23: ("lone surrogate", E2E, "test_bad_requests_are_a_400_and_the_engine_goes_on"),

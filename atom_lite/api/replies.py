@@ -118,6 +118,18 @@ class Reply(ABC):
             self._usage_member(output),
         )
 
+    def written(
+        self, output: SequenceOutput, text: str, tokens: list[ListedToken], ends: bool
+    ) -> bytes:
+        """What is new of a choice: a chunk with text, if there is any, and one that ends it."""
+        parts = []
+        if text:
+            parts.append(self.delta(output, text, tokens))
+            tokens = []
+        if ends:
+            parts.append(self.ending(output, tokens))
+        return b"".join(parts)
+
     def closing(self, outputs: Sequence[SequenceOutput]) -> bytes:
         """What a stream ends with."""
         if not self.options.usage:
@@ -180,12 +192,15 @@ class Reply(ABC):
             number += self.options.num_prompt_logprobs + 1
         return number * len(output.prompt.token_ids)
 
+    def num_output_figures(self, num_tokens: int) -> int:
+        """How many it tells of so many tokens of its output."""
+        if self.options.num_logprobs is None:
+            return 0
+        return (self.options.num_logprobs + 1) * num_tokens
+
     def num_figures(self, output: SequenceOutput) -> int:
         """How many a choice tells in all."""
-        number = self.num_prompt_figures(output)
-        if self.options.num_logprobs is not None:
-            number += (self.options.num_logprobs + 1) * output.num_output_tokens
-        return number
+        return self.num_prompt_figures(output) + self.num_output_figures(output.num_output_tokens)
 
     def _told_of_prompt(self, output: SequenceOutput) -> dict[str, Any]:
         members: dict[str, Any] = {}

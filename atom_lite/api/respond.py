@@ -97,7 +97,7 @@ class GenerationResponse(Response):
             for output in generation.take_changed():
                 if output.index not in self._tokens_sent:
                     parts.append(await self._open(output))
-                parts.append(self._chunks(output))
+                parts.append(await self._chunks(output))
             data = b"".join(parts)
             if settled:
                 break
@@ -120,7 +120,7 @@ class GenerationResponse(Response):
             return await asyncio.to_thread(self._reply.opening, output)
         return self._reply.opening(output)
 
-    def _chunks(self, output: SequenceOutput) -> bytes:
+    async def _chunks(self, output: SequenceOutput) -> bytes:
         """What is new of a choice: text, then how it ended."""
         index = output.index
         sent = self._tokens_sent.get(index)
@@ -130,14 +130,12 @@ class GenerationResponse(Response):
             return b""
         self._tokens_sent[index] = output.num_output_tokens
         text, tokens = output.take_text(), output.take_tokens()
-        parts = []
-        if text:
-            parts.append(self._reply.delta(output, text, tokens))
-            tokens = []
-        if output.finished and self._generation.fault is None:
+        ends = output.finished and self._generation.fault is None
+        if ends:
             self._ended.add(index)
-            parts.append(self._reply.ending(output, tokens))
-        return b"".join(parts)
+        if self._reply.num_output_figures(len(tokens)) > _THREAD_ABOVE_FIGURES:
+            return await asyncio.to_thread(self._reply.written, output, text, tokens, ends)
+        return self._reply.written(output, text, tokens, ends)
 
     def _closing(self) -> bytes:
         fault = self._generation.fault

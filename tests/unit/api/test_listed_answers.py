@@ -10,7 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.fake_engine import FakeEngine, likeliest, logprob_of
-from tests.unit.api.serving import DEF, EOS, GH, TURN, events_of, ids_of, in_memory, run, saying
+from tests.unit.api.serving import (
+    DEF,
+    EOS,
+    GH,
+    TURN,
+    events_of,
+    ids_of,
+    in_memory,
+    model_config,
+    run,
+    saying,
+)
 
 LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 SMILE = "\N{GRINNING FACE}"
@@ -463,5 +474,33 @@ def test_long_lists_are_written_beside_the_event_loop(tokenizer, monkeypatch):
         assert threads == ["whole", "opening"]
         assert whole["logprobs"] == streamed["logprobs"]
         assert len(short[0]["logprobs"]["tokens"]) == 103
+
+    run(scenario())
+
+
+def test_long_lists_of_a_chunk_are_written_beside_the_event_loop(tokenizer, monkeypatch):
+    """A whole vocabulary for each token, as `--max-logprobs -1` allows."""
+    threads = []
+    to_thread = asyncio.to_thread
+
+    async def counting(function, *args):
+        threads.append(function.__name__)
+        return await to_thread(function, *args)
+
+    async def scenario():
+        engine = saying("xy" * 20, tokens_per_step=20)
+        async with in_memory(engine, tokenizer, model_config(max_logprobs=-1)) as served:
+            for path, fields in (
+                ("complete", {"logprobs": -1}),
+                ("chat", {"logprobs": True, "top_logprobs": -1}),
+            ):
+                (whole,) = await whole_choices(served, path, **fields)
+                monkeypatch.setattr(asyncio, "to_thread", counting)
+                (streamed,) = await streamed_choices(served, path, **fields)
+                monkeypatch.undo()
+                assert whole["logprobs"].items() >= streamed["logprobs"].items()
+                assert text_of(whole) == streamed["text"]
+                assert whole["finish_reason"] == streamed["finish_reason"]
+        assert threads == ["written", "written"] * 2  # two steps each
 
     run(scenario())

@@ -15,6 +15,8 @@ MAX_SEQUENCES = 1024  # of one request: prompts times candidates
 # Each sequence carries its own copy of what a request lists; this many ids take some 20 MB and
 # 50 ms of the event loop.
 MAX_LISTED_IDS = 4_000_000
+# Log probabilities of prompts in one answer; so many are some 100 MB of JSON and take 4 s to write.
+MAX_PROMPT_FIGURES = 4_000_000
 
 
 class PromptInput(NamedTuple):
@@ -126,6 +128,33 @@ def check_num_sequences(body: GenerationRequest, num_prompts: int) -> None:
                 f"more than {MAX_LISTED_IDS} in all",
                 param=param,
             )
+
+
+def check_prompt_figures(
+    body: GenerationRequest, prompts: list[PromptInput], num_likeliest: int | None
+) -> None:
+    """Refuse a request whose answer would tell too much of its prompts.
+
+    Args:
+        body: the request.
+        prompts: all of them, as the engine gets them.
+        num_likeliest: alternatives told with each of their tokens; None tells nothing.
+
+    Raises:
+        RequestError: 400.
+    """
+    if num_likeliest is None:
+        return
+    times = body.num_choices if body.repeats_prompt else 1
+    num_tokens = times * sum(len(prompt.token_ids) for prompt in prompts)
+    if num_tokens * (num_likeliest + 1) > MAX_PROMPT_FIGURES:
+        param = "prompt_logprobs" if body.prompt_logprobs is not None else body.num_logprobs_param
+        raise RequestError(
+            f"'{param}' of {num_tokens} prompt tokens, {times} times each prompt, with "
+            f"{num_likeliest} alternatives are more than the {MAX_PROMPT_FIGURES} log "
+            "probabilities of prompts that an answer may hold",
+            param=param,
+        )
 
 
 class QueueLimit:

@@ -11,7 +11,12 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from atom_lite.api.admission import ContextLimits, QueueLimit, check_num_sequences
+from atom_lite.api.admission import (
+    ContextLimits,
+    QueueLimit,
+    check_num_sequences,
+    check_prompt_figures,
+)
 from atom_lite.api.generation import Generation
 from atom_lite.api.logprobs import TokenTable
 from atom_lite.api.prompts import PromptBuilder, read_template
@@ -150,6 +155,7 @@ class Frontend:
             for prompt in prompts
         ]
         sampling = self.sampling.build(body, max_tokens)
+        check_prompt_figures(body, prompts, sampling[0].num_prompt_logprobs)
         self._admit(len(prompts) * body.num_candidates)
         maker = SequenceMaker(
             self.engine, self.tokenizer, self.metrics, body, script=script, grammar=grammar

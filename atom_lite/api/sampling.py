@@ -108,8 +108,9 @@ class SamplingBuilder:
         )
 
     def _seed(self, body: GenerationRequest) -> int:
-        seed = body.seed if body.seed is not None else self._seeds.getrandbits(63)
-        return seed & _SEED_MASK
+        if body.seed is None or body.seed == -1:  # vLLM and llama.cpp take -1 for "any"
+            return self._seeds.getrandbits(63)
+        return body.seed & _SEED_MASK
 
     def _num_logprobs(self, body: GenerationRequest) -> int | None:
         asked = self.limit_logprobs(body.num_logprobs, body.num_logprobs_param)

@@ -139,6 +139,11 @@ class GenerationRequest(RequestBody, SamplingFields, StructuredFields):
         return False
 
     @property
+    def repeats_prompt(self) -> bool:
+        """Whether each choice, not the answer as a whole, says what is told of the prompt."""
+        return False
+
+    @property
     def echoed_text(self) -> str:
         """What the answer begins with, where that is known before tokenization."""
         return ""

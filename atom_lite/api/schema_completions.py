@@ -53,6 +53,11 @@ class CompletionRequest(GenerationRequest):
         return bool(self.echo)
 
     @property
+    def repeats_prompt(self) -> bool:
+        """Whether each choice says what is told of its prompt."""
+        return True
+
+    @property
     def prompts(self) -> list[str] | list[list[int]]:
         """The prompts as a list, in the order of the choices."""
         if isinstance(self.prompt, str):

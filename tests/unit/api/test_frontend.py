@@ -106,17 +106,19 @@ def test_chat_template_may_come_from_a_file_or_be_given_as_text(tokenizer, tmp_p
 
 
 def test_seeds_are_drawn_from_the_server_seed(tokenizer):
-    async def seeds(seed):
+    async def seeds(server_seed, **fields):
         async with in_memory(
-            saying("x"), tokenizer, Config(model=ModelConfig(seed=seed))
+            saying("x"), tokenizer, Config(model=ModelConfig(seed=server_seed))
         ) as served:
-            await served.chat()
-            await served.complete(prompt=["a", "b"])
+            await served.chat(**fields)
+            await served.complete(prompt=["a", "b"], **fields)
             return [message.sampling.seed for message in served.engine.submitted]
 
     async def scenario():
         first, again, other = await seeds(1), await seeds(1), await seeds(2)
         assert first == again != other
         assert len(set(first)) == 3
+        assert await seeds(1, seed=-1) == first  # as in vLLM: any
+        assert len(set(await seeds(1, seed=0))) == 1
 
     run(scenario())

@@ -57,6 +57,9 @@ def test_field_reaches_the_sampler(tokenizer, fields, expected):
         assert getattr(got, name) == (known | expected).get(name, getattr(neutral, name)), name
 
 
+# 205 thousand prompt tokens in the answer
+MANY_PROMPTS = {"prompt": [[5] * 200] * 8, "n": 128, "max_tokens": 1}
+
 BAD_FIELDS = [
     ("presence_penalty", 2.01, "2"),
     ("presence_penalty", -2.01, "-2"),
@@ -139,6 +142,8 @@ def test_item_of_a_list_is_named_by_its_place(tokenizer):
         ("complete", {"max_completion_tokens": 0}, "max_completion_tokens"),
         ("complete", {"prompt": ["x"] * 9, "n": 128}, "n"),
         ("complete", {"allowed_token_ids": [5] * 40_000, "n": 128}, "allowed_token_ids"),
+        ("complete", MANY_PROMPTS | {"echo": True, "logprobs": 20}, "logprobs"),
+        ("complete", MANY_PROMPTS | {"prompt_logprobs": 20}, "prompt_logprobs"),
         ("chat", {"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
         ("chat", {"best_of": 2, "n": 3}, "best_of"),
         ("chat", {"best_of": 2, "stream": True}, "best_of"),

@@ -235,7 +235,8 @@ class MakespanPlanner:
         if not self._is_one_chunk(prompt):
             found = self._plan(prompt)
             assert found is not None
-            return found.peak_seconds
+            if len(found.sizes) > 1:
+                return found.peak_seconds
         constant = model.constant_seconds
         start, tokens = prompt.span.start, prompt.span.tokens
         work = self._load.num_prefills * (model.chunk_seconds(start, tokens) - constant)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from atom_lite.chunking.cuts import Span
 from atom_lite.chunking.plan_search import Pipeline
-from atom_lite.chunking.planner import ChunkRequest, plan_limits
+from atom_lite.chunking.planner import ChunkRequest, Supply, plan_limits
 from atom_lite.chunking.planners.atom import AtomPlanner, AtomSettings
 from atom_lite.chunking.planners.fixed import FixedPlanner
 from atom_lite.chunking.planners.makespan import MakespanPlanner
@@ -128,7 +128,7 @@ def cut_prompt(planner: ChunkPlanner, prompt_tokens: int) -> tuple[int, ...]:
     sizes: list[int] = []
     done = 0
     while done < prompt_tokens:
-        planner.begin_step(1)
+        planner.begin_step(Supply(1))
         remaining = prompt_tokens - done
         request = ChunkRequest(
             sequence_id=_SEQUENCE,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from atom_lite.chunking.planner import ChunkDecision, ChunkPlanner, ChunkRequest
+    from atom_lite.chunking.planner import ChunkDecision, ChunkPlanner, ChunkRequest, Supply
 
 
 class Given(NamedTuple):
@@ -29,9 +29,9 @@ class RecordingPlanner:
         self._inner = inner
         self.given: list[Given] = []
 
-    def begin_step(self, num_prefills: int, *, num_streams: int = 0) -> None:
+    def begin_step(self, supply: Supply) -> None:
         """See ChunkPlanner."""
-        self._inner.begin_step(num_prefills, num_streams=num_streams)
+        self._inner.begin_step(supply)
 
     def next_chunk(self, request: ChunkRequest) -> ChunkDecision:
         """See ChunkPlanner."""
@@ -50,7 +50,7 @@ class ReplayPlanner:
     def __init__(self, given: Sequence[Given]) -> None:
         self._given = iter(given)
 
-    def begin_step(self, num_prefills: int, *, num_streams: int = 0) -> None:
+    def begin_step(self, supply: Supply) -> None:
         """Nothing depends on it any more."""
 
     def next_chunk(self, request: ChunkRequest) -> ChunkDecision:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from atom_lite.chunking.calibrator import StepSample
     from atom_lite.chunking.controller import ChunkingController, ChunkingStatus
     from atom_lite.chunking.latency_model import LatencyModel
-    from atom_lite.chunking.planner import ChunkPlanner, ChunkRequest
+    from atom_lite.chunking.planner import ChunkPlanner, ChunkRequest, Supply
     from atom_lite.chunking.refusal import Notice
     from atom_lite.chunking.startup import StartupSweep
     from atom_lite.config import Config
@@ -72,8 +72,8 @@ class _Switch:
         self.step_tokens = scheduler_tokens
         self._scheduler_tokens = scheduler_tokens
 
-    def begin_step(self, num_prefills: int, *, num_streams: int = 0) -> None:
-        self.active.begin_step(num_prefills, num_streams=num_streams)
+    def begin_step(self, supply: Supply) -> None:
+        self.active.begin_step(supply)
 
     def next_chunk(self, request: ChunkRequest) -> ChunkDecision:
         left = request.budget_tokens - (self._scheduler_tokens - self.step_tokens)

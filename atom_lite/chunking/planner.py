@@ -58,17 +58,26 @@ class ChunkDecision(NamedTuple):
     reason: Reason
 
 
+class Supply(NamedTuple):
+    """The work that there is for the stages when a step is put together.
+
+    Attributes:
+        num_prefills: sequences with prefill left that could be scheduled, the one about to be
+            chunked included.
+        num_streams: sequences that decode meanwhile.
+        num_in_pipe: sequences whose last chunk is on its way through the stages.
+    """
+
+    num_prefills: int
+    num_streams: int = 0
+    num_in_pipe: int = 0
+
+
 class ChunkPlanner(Protocol):
     """A chunk-size policy."""
 
-    def begin_step(self, num_prefills: int, *, num_streams: int = 0) -> None:
-        """Called once per scheduler step, before any chunk of it is asked for.
-
-        Args:
-            num_prefills: sequences with prefill left that could be scheduled, the one about to be
-                chunked included.
-            num_streams: sequences that decode meanwhile.
-        """
+    def begin_step(self, supply: Supply) -> None:
+        """Called once per scheduler step, before any chunk of it is asked for."""
         ...
 
     def next_chunk(self, request: ChunkRequest) -> ChunkDecision:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from atom_lite.chunking.planner import Supply
 from atom_lite.chunking.planners.fixed import FixedPlanner
 from atom_lite.chunking.report import ChunkReport
 from atom_lite.errors import EngineError, RequestError
@@ -165,7 +166,8 @@ class Scheduler:
         num_prefills = len(self._roster.prefilling) + num_waiting
         # Asked again before anything could run, it is still the same step of the planner's.
         if num_prefills != self._asked_in_vain:
-            self._planner.begin_step(num_prefills, num_streams=num_streams)
+            in_pipe = sum(sequence.num_output_tokens == 0 for sequence in self._roster.decoding)
+            self._planner.begin_step(Supply(num_prefills, num_streams, in_pipe))
         self._policy.fill(step)
         if not step.rows:
             self._asked_in_vain = num_prefills

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from atom_lite.chunking.planner import ChunkDecision, ChunkRequest
+from atom_lite.chunking.planner import ChunkDecision, ChunkRequest, Supply
 from atom_lite.messages import (
     SampledToken,
     SamplingParams,
@@ -26,7 +26,7 @@ class CappedChunks:
     def __init__(self, largest_chunk: int) -> None:
         self._largest_chunk = largest_chunk
 
-    def begin_step(self, num_prefills: int, *, num_streams: int = 0) -> None:
+    def begin_step(self, supply: Supply) -> None:
         pass
 
     def next_chunk(self, request: ChunkRequest) -> ChunkDecision:

@@ -16,7 +16,7 @@ from atom_lite.chunking.controller import FittedController
 from atom_lite.chunking.cuts import Span
 from atom_lite.chunking.latency_model import Chunk, LatencyModel
 from atom_lite.chunking.plan_search import Pipeline, plan
-from atom_lite.chunking.planner import ChunkRequest, plan_limits
+from atom_lite.chunking.planner import ChunkRequest, Supply, plan_limits
 from atom_lite.chunking.planners.makespan import MakespanPlanner
 from atom_lite.chunking.profile import Fingerprint, Profile, load_profile, save_profile
 from tests.unit.chunking.samples import scaled
@@ -61,7 +61,7 @@ class Server:
         self.num_prompts += 1
         reasons: list[str] = []
         while position < tokens:
-            self.controller.planner.begin_step(1)
+            self.controller.planner.begin_step(Supply(1))
             decision = self.controller.planner.next_chunk(
                 ChunkRequest(
                     sequence_id=self.num_prompts,

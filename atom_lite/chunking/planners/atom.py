@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from atom_lite.chunking.planner import DEFAULT_ALIGN_TOKENS, ChunkDecision, ChunkRequest
+from atom_lite.chunking.planner import DEFAULT_ALIGN_TOKENS, ChunkDecision, ChunkRequest, Supply
 from atom_lite.chunking.sources import SolePrefillWindow
 from atom_lite.chunking.sweep import Alternation
 from atom_lite.errors import ConfigError
@@ -134,10 +134,9 @@ class AtomPlanner:
         self._window = SolePrefillWindow()
         self._alternation = Alternation(settings.sweep_tokens)
 
-    def begin_step(self, num_prefills: int, *, num_streams: int = 0) -> None:
+    def begin_step(self, supply: Supply) -> None:
         """Note the supply; only 16 steps without a second prefill count as alone."""
-        del num_streams  # ATOM does not look at them
-        self._window.observe(num_prefills)
+        self._window.observe(supply.num_prefills)
 
     def next_chunk(self, request: ChunkRequest) -> ChunkDecision:
         """Model, sweep or fixed budget, in this order."""

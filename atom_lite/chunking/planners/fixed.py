@@ -6,7 +6,7 @@ Source: Sarathi-Serve, OSDI'24, section 4.
 
 from __future__ import annotations
 
-from atom_lite.chunking.planner import ChunkDecision, ChunkRequest
+from atom_lite.chunking.planner import ChunkDecision, ChunkRequest, Supply
 
 
 class FixedPlanner:
@@ -16,7 +16,7 @@ class FixedPlanner:
         """`chunk_tokens` None leaves the step's budget as the only bound."""
         self._chunk_tokens = chunk_tokens
 
-    def begin_step(self, num_prefills: int, *, num_streams: int = 0) -> None:
+    def begin_step(self, supply: Supply) -> None:
         """Nothing depends on the load."""
 
     def next_chunk(self, request: ChunkRequest) -> ChunkDecision:

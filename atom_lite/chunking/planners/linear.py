@@ -6,7 +6,7 @@ Source: Sarathi-Serve's dynamic chunking schedule.
 
 from __future__ import annotations
 
-from atom_lite.chunking.planner import ChunkDecision, ChunkRequest
+from atom_lite.chunking.planner import ChunkDecision, ChunkRequest, Supply
 from atom_lite.errors import ConfigError
 
 MULTIPLE_OF_TOKENS = 32
@@ -37,7 +37,7 @@ class LinearPlanner:
         low = max(MULTIPLE_OF_TOKENS, budget_tokens // BUDGET_FALL)
         return cls(high_tokens=budget_tokens, low_tokens=low, stages=BUDGET_SPANS)
 
-    def begin_step(self, num_prefills: int, *, num_streams: int = 0) -> None:
+    def begin_step(self, supply: Supply) -> None:
         """Nothing depends on the load."""
 
     def next_chunk(self, request: ChunkRequest) -> ChunkDecision:

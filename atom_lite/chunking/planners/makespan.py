@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from atom_lite.chunking.background import Background, Inline
 from atom_lite.chunking.cuts import Span, next_size, settle_tail
 from atom_lite.chunking.plan_search import Pipeline, Plan, plan
-from atom_lite.chunking.planner import ChunkDecision, ChunkRequest, PlanLimits
+from atom_lite.chunking.planner import ChunkDecision, ChunkRequest, PlanLimits, Supply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,10 +103,15 @@ class MakespanPlanner:
             transfer_seconds_per_token=self._transfer_seconds_per_token,
         )
 
-    def begin_step(self, num_prefills: int, *, num_streams: int = 0) -> None:
-        """Note how many prompts share the pipeline; the one about to be chunked is one of them."""
+    def begin_step(self, supply: Supply) -> None:
+        """Note how many prompts share the pipeline; the one about to be chunked is one of them.
+
+        Those whose last chunk is in the pipeline count too: of a steady stream of short prompts
+        most are there, and few wait at any time.
+        """
+        num_prefills = supply.num_prefills + supply.num_in_pipe
         prefills = 1 << max(num_prefills - 1, 0).bit_length()
-        self._load = _Load(prefills, beside_streams=num_streams > 0)
+        self._load = _Load(prefills, beside_streams=supply.num_streams > 0)
         self._step = None
         if prefills == 1:
             self._pace_seconds = 0.0

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from atom_lite.chunking.planner import ChunkDecision, ChunkRequest
+from atom_lite.chunking.planner import ChunkDecision, ChunkRequest, Supply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +75,7 @@ class SglangPlanner:
     def prepare(self, request: ChunkRequest) -> None:
         """Nothing is searched."""
 
-    def begin_step(self, num_prefills: int, *, num_streams: int = 0) -> None:
+    def begin_step(self, supply: Supply) -> None:
         """Nothing depends on the load."""
 
     def next_chunk(self, request: ChunkRequest) -> ChunkDecision:

@@ -28,7 +28,7 @@ from benchmarks.text_nll import NllMeter, windows
 from tests.unit.worker.test_runner import TINY
 
 if TYPE_CHECKING:
-    from atom_lite.chunking.planner import ChunkPlanner
+    from atom_lite.chunking.planner import ChunkPlanner, Supply
 
 PROMPTS = [
     Prompt([(7 * index + 3 * start) % 190 + 3 for index in range(length)], 6)
@@ -58,7 +58,7 @@ class UnevenPlanner:
     def __init__(self) -> None:
         self._sizes = itertools.cycle((3, 17, 8, 29, 5, 40))
 
-    def begin_step(self, num_prefills: int, *, num_streams: int = 0) -> None:
+    def begin_step(self, supply: Supply) -> None:
         pass
 
     def next_chunk(self, request: ChunkRequest) -> ChunkDecision:

@@ -1,6 +1,6 @@
 import pytest
 
-from atom_lite.chunking.planner import ChunkRequest
+from atom_lite.chunking.planner import ChunkRequest, Supply
 from atom_lite.chunking.planners.linear import LinearPlanner
 from benchmarks.chunk_plans import RecordingPlanner, ReplayPlanner
 
@@ -13,12 +13,12 @@ def request(prefix: int) -> ChunkRequest:
 
 def test_a_replay_gives_the_recorded_sizes_and_reasons() -> None:
     recorder = RecordingPlanner(LinearPlanner(high_tokens=1024, low_tokens=128, stages=4))
-    recorder.begin_step(1)
+    recorder.begin_step(Supply(1))
     decisions = [recorder.next_chunk(request(prefix)) for prefix in (0, 4000, 8000)]
     recorder.forget(1)
     assert len({decision.tokens for decision in decisions}) > 1
     replay = ReplayPlanner(recorder.given)
-    replay.begin_step(3)
+    replay.begin_step(Supply(3))
     assert [replay.next_chunk(request(prefix)) for prefix in (0, 4000, 8000)] == decisions
 
 

@@ -11,7 +11,7 @@ from atom_lite.chunking.controller import (
     StaticController,
 )
 from atom_lite.chunking.latency_model import Chunk, LatencyModel
-from atom_lite.chunking.planner import ChunkRequest, plan_limits
+from atom_lite.chunking.planner import ChunkRequest, Supply, plan_limits
 from atom_lite.chunking.planners.atom import AtomPlanner, AtomSettings
 from atom_lite.chunking.planners.fixed import FixedPlanner
 from atom_lite.chunking.planners.makespan import MakespanPlanner
@@ -55,7 +55,7 @@ class Engine:
         self._next_id += 1
         planner = self.controller.planner
         while (done := sum(sizes)) < tokens:
-            planner.begin_step(num_prefills)
+            planner.begin_step(Supply(num_prefills))
             request = ChunkRequest(
                 sequence_id=self._next_id,
                 prefix_tokens=done,

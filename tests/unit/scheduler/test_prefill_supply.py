@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from atom_lite.chunking.latency_model import LatencyModel
 from atom_lite.chunking.planners.atom import AtomPlanner, AtomSettings, equal_latency_chunk
 from atom_lite.scheduler.scheduler import Scheduler
@@ -14,6 +16,9 @@ from tests.fakes.scheduler_inputs import (
     run_until_idle,
 )
 
+if TYPE_CHECKING:
+    from atom_lite.chunking.planner import Supply
+
 
 class SupplyLog(CappedChunks):
     """Chunks of eight tokens, and a note of every supply it was told."""
@@ -22,8 +27,8 @@ class SupplyLog(CappedChunks):
         super().__init__(8)
         self.supplies: list[int] = []
 
-    def begin_step(self, num_prefills: int, *, num_streams: int = 0) -> None:
-        self.supplies.append(num_prefills)
+    def begin_step(self, supply: Supply) -> None:
+        self.supplies.append(supply.num_prefills)
 
 
 def test_atom_31_partial_and_admissible_prompts_are_the_supply() -> None:

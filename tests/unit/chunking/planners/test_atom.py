@@ -3,7 +3,7 @@ from itertools import pairwise
 import pytest
 
 from atom_lite.chunking.latency_model import LatencyModel
-from atom_lite.chunking.planner import ChunkRequest
+from atom_lite.chunking.planner import ChunkRequest, Supply
 from atom_lite.chunking.planners.atom import (
     AtomPlanner,
     AtomSettings,
@@ -62,7 +62,7 @@ def request(prefix: int, remaining: int, budget: int = 10**9, **kwargs: object) 
 def chunks_of(made: AtomPlanner, prompt: int, prefix: int = 0, sequence_id: int = 1) -> list[int]:
     sizes = []
     while prefix < prompt:
-        made.begin_step(1)
+        made.begin_step(Supply(1))
         decision = made.next_chunk(request(prefix, prompt - prefix, sequence_id=sequence_id))
         sizes.append(decision.tokens)
         prefix += decision.tokens
@@ -164,12 +164,12 @@ def test_atom_29_coefficients_of_the_wrong_count_are_refused() -> None:
 
 def test_atom_30_other_prefills_keep_chunks_fixed_for_sixteen_steps() -> None:
     made = planner(settings(1024), UNIT)
-    made.begin_step(2)
+    made.begin_step(Supply(2))
     assert made.next_chunk(request(1024, 5000)) == (1024, "other_prefills")
     for _ in range(15):
-        made.begin_step(1)
+        made.begin_step(Supply(1))
         assert made.next_chunk(request(1024, 5000)).reason == "other_prefills"
-    made.begin_step(1)
+    made.begin_step(Supply(1))
     assert made.next_chunk(request(1024, 5000)) == (384, "model")
 
 
@@ -217,11 +217,11 @@ def test_atom_sweep_does_not_go_below_min_chunk() -> None:
 def test_atom_sweep_is_for_sole_prefills() -> None:
     made = planner(settings(1024, floor=128), None)
     made.is_calibrating = True
-    made.begin_step(2)
+    made.begin_step(Supply(2))
     assert made.next_chunk(request(0, 4096)) == (1024, "other_prefills")
     # The burst has not used up a turn.
     for _ in range(16):
-        made.begin_step(1)
+        made.begin_step(Supply(1))
     assert made.next_chunk(request(0, 4096, sequence_id=7)) == (256, "sweep")
     made.forget(7)
 

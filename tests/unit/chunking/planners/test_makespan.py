@@ -1,4 +1,4 @@
-from atom_lite.chunking.planner import ChunkRequest, plan_limits
+from atom_lite.chunking.planner import ChunkRequest, Supply, plan_limits
 from atom_lite.chunking.planners.makespan import MAX_PROMPTS, MakespanPlanner
 from tests.fakes.deferred import Deferred
 from tests.unit.chunking.samples import KIMI, SERVED, scaled
@@ -97,11 +97,11 @@ def test_a_budget_under_one_tile_is_used_as_it_is() -> None:
 
 def test_other_prefills_make_chunks_larger_without_a_gate() -> None:
     alone, among = planner(), planner()
-    alone.begin_step(1)
-    among.begin_step(4)
+    alone.begin_step(Supply(1))
+    among.begin_step(Supply(4))
     assert among.next_chunk(request(0, 8192)).tokens > alone.next_chunk(request(0, 8192)).tokens
     assert among.next_chunk(request(0, 8192)).reason == "model"
-    among.begin_step(1)
+    among.begin_step(Supply(1))
     assert among.next_chunk(request(0, 8192)) == alone.next_chunk(request(0, 8192))
 
 
@@ -110,25 +110,25 @@ def test_a_load_that_rises_and_falls_costs_few_searches() -> None:
     made = MakespanPlanner(LIMITS, background=searches)
     made.install((SERVED,) * 4)
     for num_prefills in (5, 6, 7, 8, 7, 6, 5):
-        made.begin_step(num_prefills)
+        made.begin_step(Supply(num_prefills))
         made.next_chunk(request(0, 8192))
     assert searches.num_waiting == 1
 
 
 def test_a_steps_second_prompt_gets_its_whole_chunk_or_nothing() -> None:
     made = planner()
-    made.begin_step(2)
+    made.begin_step(Supply(2))
     first = made.next_chunk(request(0, 8192, id=1)).tokens
     assert made.next_chunk(request(0, 8192, budget=2048 - first, id=2)).tokens == 0
     assert made.next_chunk(request(0, 130, budget=2048 - first, id=3)).tokens == 0  # no crumbs
-    made.begin_step(2)
+    made.begin_step(Supply(2))
     assert made.next_chunk(request(8000, 192, id=1)).tokens == 192
     assert made.next_chunk(request(0, 130, budget=1856, id=4)).tokens == 130
 
 
 def test_the_first_prompt_of_a_step_may_be_asked_again() -> None:
     made = planner()
-    made.begin_step(2)
+    made.begin_step(Supply(2))
     first = made.next_chunk(request(0, 8192, id=1))
     assert made.next_chunk(request(0, 8192, id=1)) == first
     made.forget(1)
@@ -137,7 +137,7 @@ def test_the_first_prompt_of_a_step_may_be_asked_again() -> None:
 
 def test_beside_streams_chunks_are_smaller() -> None:
     alone, beside = planner(), planner()
-    beside.begin_step(1, num_streams=3)
+    beside.begin_step(Supply(1, num_streams=3))
     assert max(serve(beside, 8192)) < max(serve(alone, 8192))
 
 
@@ -249,7 +249,7 @@ def test_when_the_load_changes_the_old_plan_serves_until_the_new_one_is_there() 
     made.next_chunk(request(0, 8192))
     background.work()
     alone = made.next_chunk(request(0, 8192)).tokens
-    made.begin_step(4)
+    made.begin_step(Supply(4))
     assert made.next_chunk(request(0, 8192)).tokens == alone
     background.work()
     assert made.next_chunk(request(0, 8192)).tokens > alone

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from atom_lite.chunking.latency_model import LatencyModel
-from atom_lite.chunking.planner import ChunkPlanner, ChunkRequest
+from atom_lite.chunking.planner import ChunkPlanner, ChunkRequest, Supply
 from atom_lite.chunking.planners.fixed import FixedPlanner
 from atom_lite.chunking.planners.linear import LinearPlanner
 from atom_lite.chunking.planners.sglang import SglangPlanner, SglangSettings, sglang_chunk
@@ -26,7 +26,7 @@ def request(prefix: int, remaining: int, budget: int = 10**6, whole: bool = Fals
 def serve(planner: ChunkPlanner, prompt: int) -> list[int]:
     sizes: list[int] = []
     while sum(sizes) < prompt:
-        planner.begin_step(1)
+        planner.begin_step(Supply(1))
         done = sum(sizes)
         sizes.append(planner.next_chunk(request(done, prompt - done)).tokens)
     planner.forget(1)

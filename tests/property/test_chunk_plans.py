@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from atom_lite.chunking.cuts import Span
 from atom_lite.chunking.latency_model import LatencyModel
 from atom_lite.chunking.plan_search import Pipeline, plan
-from atom_lite.chunking.planner import ChunkPlanner, ChunkRequest, plan_limits
+from atom_lite.chunking.planner import ChunkPlanner, ChunkRequest, Supply, plan_limits
 from atom_lite.chunking.planners.atom import AtomPlanner, AtomSettings
 from atom_lite.chunking.planners.fixed import FixedPlanner
 from atom_lite.chunking.planners.linear import LinearPlanner
@@ -58,7 +58,7 @@ def test_every_policy_serves_every_prompt_within_every_budget(
     for planner in policies(model, most):
         position, step = prefix, 0
         while position < prefix + tokens:
-            planner.begin_step(loads[step % len(loads)])
+            planner.begin_step(Supply(loads[step % len(loads)]))
             request = ChunkRequest(
                 sequence_id=1,
                 prefix_tokens=position,

@@ -133,7 +133,9 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True):
     rank: int
 
 
-class TokensGenerated(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+class TokensGenerated(
+    msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, gc=False
+):
     """New output tokens of one sequence, in order."""
 
     sequence_id: int
@@ -285,7 +287,7 @@ class SequenceStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     script: list[int] | None = None
 
 
-class StepRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class StepRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One sequence's share of a step: tokens [start, start + num_tokens) of it are computed.
 
     A decode is a row of one token. `token_ids` carries the input of a decode (the token sampled
@@ -319,7 +321,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     acknowledge: bool = True
 
 
-class SampledToken(msgspec.Struct, frozen=True, array_like=True):
+class SampledToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One drawn token."""
 
     sequence_id: int

@@ -43,18 +43,24 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from atom_lite.errors import EngineError
+from atom_lite.scheduler.sequence import Sequence
 
 if TYPE_CHECKING:
     from atom_lite.messages import RowError, SampledToken, StepResult
-    from atom_lite.scheduler.sequence import Sequence
 
 
 MAX_STEPS_AHEAD = 1
 
 
-class FlightRow(NamedTuple):
-    """One sequence's share of a step in flight."""
+class FlightRow(msgspec.Struct, frozen=True, gc=False):
+    """One sequence's share of a step in flight.
+
+    A Struct outside the garbage collector's sight, as there are hundreds in a step: it costs a
+    quarter of a NamedTuple and cannot be part of a cycle, since no sequence knows its rows.
+    """
 
     sequence: Sequence
     epoch: int  # of the sequence when the step was planned
@@ -147,15 +153,16 @@ def tokens_that_count(
     """
     drawn = {(token.sequence_id, token.epoch): token for token in result.tokens}
     tokens = []
-    for sequence, epoch, _, _, is_awaited in flight.rows:
-        if not is_awaited or not sequence.awaits_result:
+    for row in flight.rows:
+        sequence = row.sequence
+        if not row.is_awaited or not sequence.awaits_result:
             continue
-        assert sequence.epoch == epoch, "a sequence was preempted with its token in flight"
-        token = drawn.get((sequence.submission.sequence_id, epoch))
+        assert sequence.epoch == row.epoch, "a sequence was preempted with its token in flight"
+        token = drawn.get((sequence.submission.sequence_id, row.epoch))
         if token is None and sequence.max_output_tokens > 0:
             raise EngineError(
                 f"result of step {result.step_id} lacks the token of sequence "
-                f"{sequence.sequence_id}, epoch {epoch}"
+                f"{sequence.sequence_id}, epoch {row.epoch}"
             )
         tokens.append((sequence, token))
     return tokens

@@ -41,6 +41,8 @@ def prompt_scores_that_count(flight: Flight, result: StepResult) -> list[PromptL
     events = []
     for row in flight.rows:
         sequence = row.sequence
+        if row.is_decode:
+            continue  # its prompt is done
         if not sequence.reports_prompt or sequence.epoch != row.epoch or not sequence.is_running:
             continue
         scores = came.get((sequence.sequence_id, row.epoch))

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from atom_lite.scheduler.capacity import MaxUtilization
-from atom_lite.scheduler.sequence import State
+from atom_lite.scheduler.sequence import State, by_order
 from atom_lite.scheduler.waiting_queue import WaitingQueue
 
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from atom_lite.scheduler.capacity import CapacityPolicy
     from atom_lite.scheduler.sequence import Sequence
     from atom_lite.scheduler.sharing import Sharing
-
-_by_order = attrgetter("order")
 
 
 class Roster:
@@ -87,7 +84,7 @@ class Roster:
         sequence.num_scheduled_tokens = len(cached_block_ids) * self._allocator.block_size
         sequence.prefill_end = len(sequence.tokens)
         sequence.state = State.PREFILLING
-        insort(self.prefilling, sequence, key=_by_order)
+        insort(self.prefilling, sequence, key=by_order)
         sequence.num_promised_blocks = self.reach_blocks(sequence) - len(cached_block_ids)
         self.num_promised_blocks += sequence.num_promised_blocks
         self.coming_digests.update(self._coming_digests(sequence))
@@ -113,7 +110,7 @@ class Roster:
             self._drop_promise(sequence, sequence.num_promised_blocks)
         self._remove_running(sequence)
         sequence.state = State.DECODING
-        insort(self.decoding, sequence, key=_by_order)
+        insort(self.decoding, sequence, key=by_order)
 
     def preempt(self, sequence: Sequence) -> None:
         """Take all blocks away; the sequence waits at its old place to be computed anew."""
@@ -186,7 +183,7 @@ class Roster:
 
     def _remove_running(self, sequence: Sequence) -> None:
         running = self.prefilling if sequence.state is State.PREFILLING else self.decoding
-        index = bisect_left(running, sequence.order, key=_by_order)
+        index = bisect_left(running, sequence.order, key=by_order)
         assert running[index] is sequence
         del running[index]
 
@@ -202,7 +199,7 @@ class Roster:
             assert len(members) == len(expected), f"{state} lists a sequence twice"
         assert len(self.waiting) == len(list(self.waiting)), "waiting count is wrong"
         for running in (self.prefilling, self.decoding):
-            assert running == sorted(running, key=_by_order), "running list is out of order"
+            assert running == sorted(running, key=by_order), "running list is out of order"
         for sequence in self:
             self._check_sequence(sequence)
         promised = sum(s.num_promised_blocks for s in self)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import attrgetter
 from typing import TypeAlias
 
 from atom_lite.messages import SubmitSequence
@@ -98,5 +99,8 @@ class Sequence:
     @property
     def has_more_to_decode(self) -> bool:
         """Whether it takes another step once its result in flight, if any, has come back."""
-        coming = self.num_output_tokens + self.awaits_result
+        coming = len(self.tokens) - len(self.submission.prompt_token_ids) + self.awaits_result
         return coming < self.max_output_tokens
+
+
+by_order = attrgetter("order")  # a sort key

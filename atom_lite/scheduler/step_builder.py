@@ -54,6 +54,7 @@ class StepBuilder:
 
     def __init__(self, machinery: Machinery, step_id: int, now: float, decode_share: int) -> None:
         self._limits = machinery.limits
+        self._block_size = machinery.limits.block_size
         self._roster = machinery.roster
         self._allocator = machinery.allocator
         self._sharing = machinery.sharing
@@ -141,10 +142,32 @@ class StepBuilder:
         """
         if sequence.state is not State.DECODING:
             return False  # preempted for an earlier row of this step
-        num_slots = len(sequence.block_ids) * self._limits.block_size
-        if sequence.num_scheduled_tokens == num_slots and not self._make_room_for(sequence):
-            return False
-        self._place(sequence, 1, is_decode=True)
+        start = sequence.num_scheduled_tokens
+        new_block_ids: list[int] = []
+        if start == len(sequence.block_ids) * self._block_size:
+            if not self._make_room_for(sequence):
+                return False
+            self._roster.take_blocks(sequence, 1)
+            new_block_ids = sequence.block_ids[-1:]
+            sequence.num_sent_blocks += 1
+        # Hundreds of rows a step pass here and the stages wait for all of them: so no more than
+        # what a decode needs, positional where names cost time, and not `_place`.
+        self.rows.append(
+            StepRow(
+                sequence_id=sequence.submission.sequence_id,
+                epoch=sequence.epoch,
+                start=start,
+                num_tokens=1,
+                sample=True,
+                new_block_ids=new_block_ids,
+                token_ids=sequence.tokens[-1:],
+            )
+        )
+        self.flight.rows.append(FlightRow(sequence, sequence.epoch, 1, True, True))
+        self.budget_left -= 1
+        sequence.num_scheduled_tokens = start + 1
+        sequence.awaits_result = True
+        sequence.last_step_id = self.flight.step_id
         return True
 
     def place_chunk(self, sequence: Sequence) -> bool:

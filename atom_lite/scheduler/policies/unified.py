@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from atom_lite.scheduler.policies.admission import admit_in_order
-from atom_lite.scheduler.sequence import State
+from atom_lite.scheduler.sequence import State, by_order
 
 if TYPE_CHECKING:
     from atom_lite.scheduler.step_builder import StepBuilder
@@ -22,7 +22,7 @@ class Unified:
     def fill(self, step: StepBuilder) -> None:
         """Fill one step."""
         running = [*step.ready_decodes(), *step.partial_prefills()]
-        for sequence in sorted(running, key=lambda sequence: sequence.order):
+        for sequence in sorted(running, key=by_order):
             if step.budget_left <= 0:
                 break
             if sequence.state is State.DECODING:
@@ -37,6 +37,8 @@ class Unified:
 def _put_decodes_first(step: StepBuilder) -> None:
     """Bring the rows into the order of every plan; who got how much stays."""
     is_decode = [row.is_decode for row in step.flight.rows]
+    if sorted(is_decode, reverse=True) == is_decode:
+        return
     order = sorted(range(len(is_decode)), key=lambda index: not is_decode[index])
     step.rows[:] = [step.rows[index] for index in order]
     step.flight.rows[:] = [step.flight.rows[index] for index in order]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from atom_lite import __version__
-from atom_lite.config import WHOLE_PROMPT_POLICIES, Config
+from atom_lite.config import KV_CONSUMER, WHOLE_PROMPT_POLICIES, Config
 from atom_lite.errors import ConfigError
 
 # Flags of other servers that are known and refused, so that nobody waits for an effect.
@@ -277,7 +277,7 @@ def _check_together(config: Config) -> None:
             f"--max-num-batched-tokens {budget}: must be at least --max-num-seqs ({num_seqs}), "
             "so that every running sequence gets its token in each step"
         )
-    if config.chunking.enable_dynamic_chunking:
+    if config.chunking.enable_dynamic_chunking and config.transfer.kv_role != KV_CONSUMER:
         if config.parallel.pipeline_parallel_size == 1:
             raise ConfigError(
                 "--enable-dynamic-chunking: there is no pipeline to keep busy with "

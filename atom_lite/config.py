@@ -255,8 +255,8 @@ class ParallelConfig:
     )
     startup_timeout_seconds: float = setting(
         300.0,
-        "Seconds that a stage waits for all others to come up, on whichever host, and the first "
-        "one, once it has loaded, for the others to have.",
+        "Seconds that a stage waits for all others to come up, on whichever host, and that the "
+        "first one and the others may load longer than each other.",
         metavar="SECONDS",
         minimum=0.1,
     )

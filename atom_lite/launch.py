@@ -192,6 +192,16 @@ def _cannot_listen(host: str, port: int, error: Exception) -> ConfigError:
     return ConfigError(f"--host {host} --port {port}: {reason}")
 
 
+async def _fail_when_hung(engine: RemoteEngine) -> None:
+    """End the run of a pipeline whose head has stopped answering.
+
+    Its stages have left it by then, or are held up by it for good, so it cannot come back. An
+    engine of one stage can, and is waited for.
+    """
+    await engine.wait_hung()
+    engine.fail("stage 0 has stopped answering")
+
+
 class _Frontend:
     """One run of the frontend, from the first process to the last answer."""
 
@@ -310,6 +320,8 @@ class _Frontend:
         stopped = asyncio.create_task(self._stop.wait())
         failed = asyncio.create_task(engine.wait_failed())
         background += [stopped, failed]
+        if engine.ready.num_stages > 1:
+            background.append(asyncio.create_task(_fail_when_hung(engine)))
         try:
             await asyncio.wait({serving, failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():

@@ -74,7 +74,7 @@ class Lockstep:
                 elif isinstance(event, SequenceFinished):
                     _check(event)
             if self._desk is not None:
-                self._desk.finished(result, now)
+                self._desk.finished(result)
         return outputs
 
     def _submit(self, sequence_id: int, prompt: Prompt) -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _FLAGS_KEY = "head_flags"
 _FACTS_KEY = "head_facts"
 _REFUSED_KEY = "refused"
+_LOADED_KEY = "loaded"
 _READY_KEY = "ready"
 _HEAD_GONE = "the head is gone while the stages start"
 _POLL_SECONDS = 0.02
@@ -103,6 +104,7 @@ class HeadTerms:
     def __init__(self, store: Store, topology: Topology) -> None:
         self._store = store
         self._topology = topology
+        self._others_loaded_at: float | None = None
 
     def publish_flags(self, config: Config) -> None:
         """Let the other nodes compare."""
@@ -120,6 +122,25 @@ class HeadTerms:
                 reason = self._store.get(key).decode()
                 name = self._topology.describe(rank)
                 raise ConfigError(f"{name} was started with other settings: {reason}")
+
+    def check_own_load(self, patience_seconds: float) -> None:
+        """Notice that stage 0 is stuck while it loads: all others have loaded long ago.
+
+        The other half of `wait_until_ready`, for the same reason.
+
+        Args:
+            patience_seconds: how much longer stage 0 may take.
+
+        Raises:
+            PipelineError: it takes longer.
+        """
+        now = time.monotonic()
+        if self._others_loaded_at is None:
+            ranks = self._topology.follower_ranks
+            if self._store.check([f"{_LOADED_KEY}/{rank}" for rank in ranks]):
+                self._others_loaded_at = now
+        elif now - self._others_loaded_at > patience_seconds:
+            raise PipelineError(_stuck("stage 0", patience_seconds, "all other stages"))
 
     def wait_until_ready(self, patience_seconds: float, check: Callable[[], None]) -> None:
         """Wait until every follower has loaded its layers; stage 0 has.
@@ -140,10 +161,7 @@ class HeadTerms:
             check()
             if time.monotonic() > deadline:
                 names = ", ".join(self._topology.describe(rank) for rank in missing)
-                raise PipelineError(
-                    f"{names} did not load within {patience_seconds:g} s "
-                    "(--startup-timeout-seconds) after stage 0: stuck, or in need of a longer limit"
-                )
+                raise PipelineError(_stuck(names, patience_seconds, "stage 0"))
             time.sleep(_POLL_SECONDS)
 
 
@@ -175,11 +193,12 @@ class FollowerTerms:
             raise ConfigError(f"all nodes need the same settings: {reason}")
 
     def pool_blocks(self) -> int:
-        """Wait, for as long as the head loads, for the number of KV blocks.
+        """Say that this stage has its weights; wait for the head, and its number of KV blocks.
 
         Raises:
             PipelineError: the head is gone.
         """
+        self._store.set(f"{_LOADED_KEY}/{self._topology.rank}", "1")
         return int(self._wait(_FACTS_KEY, lambda: False)["num_blocks"])
 
     def check_head(self) -> None:
@@ -211,3 +230,10 @@ class FollowerTerms:
             return msgspec.json.decode(self._store.get(key), type=Terms)
         except RuntimeError as error:  # the store ends with the head's process
             raise PipelineError(_HEAD_GONE) from error
+
+
+def _stuck(names: str, patience_seconds: float, others: str) -> str:
+    return (
+        f"{names} did not load within {patience_seconds:g} s (--startup-timeout-seconds) after "
+        f"{others}: stuck, or in need of a longer limit"
+    )

@@ -72,7 +72,9 @@ def assemble(
             block_size=limits.block_size,
             vocab_size=info.vocab_size,
         )
-        first_step_id = chunking.load(executor)
+        first_step_id = chunking.load(
+            executor, time_limit_seconds=config.parallel.step_timeout_seconds
+        )
         scheduler = Scheduler(
             limits,
             planner=controller.planner,

@@ -81,8 +81,12 @@ class ChunkingDesk:
         self._stats: ChunkingStats | None = None
         self._stats_due = 0.0
 
-    def load(self, executor: Executor) -> int:
+    def load(self, executor: Executor, *, time_limit_seconds: float = 0.0) -> int:
         """Adopt the saved profile, or else run the startup sweep.
+
+        Args:
+            executor: of the stages.
+            time_limit_seconds: see `run_sweep`.
 
         Returns:
             The first step id that the sweep has not used.
@@ -102,8 +106,13 @@ class ChunkingDesk:
         sweep = self.controller.startup()
         if sweep is None:
             return 0
+        logger.info("Dynamic chunking: timing forward passes before the first request")
         first_step_id = run_sweep(
-            executor, sweep, block_size=self._block_size, vocab_size=self._vocab_size
+            executor,
+            sweep,
+            block_size=self._block_size,
+            vocab_size=self._vocab_size,
+            time_limit_seconds=time_limit_seconds,
         )
         log_notices(sweep.finish())
         return first_step_id
@@ -134,11 +143,14 @@ class ChunkingDesk:
         if self.controller.wants_sample(num_sequences=len(plan.rows), num_prefills=num_prefills):
             self._pending[plan.step_id] = sample
 
-    def finished(self, result: StepResult, now: float) -> None:
-        """Take the times that have become known, log what the policy says, report now and then."""
+    def finished(self, result: StepResult) -> None:
+        """Take the times that have become known, and log what the policy says."""
         for times in result.times:
             self._timed(times)
         log_notices(self.controller.end_step())
+
+    def report(self, now: float) -> None:
+        """Log now and then what decided the sizes of chunks; to be called at least as often."""
         if now >= self._report_due:
             self._report_due = now + REPORT_SECONDS
             line = self.controller.report.line()

@@ -97,6 +97,8 @@ class Head:
         if not self._stopping:
             self._start_next()
         self._send(events)
+        if self._chunking is not None:
+            self._chunking.report(time.monotonic())
 
     def _handle(self, message: FrontendMessage) -> list[SequenceEvent]:
         now = time.monotonic()
@@ -124,7 +126,7 @@ class Head:
             self._occupancy.finish(result.step_id, now)
             events += self._scheduler.commit(result, now)
             if self._chunking is not None:
-                self._chunking.finished(result, now)
+                self._chunking.finished(result)
         return events
 
     def _start_next(self) -> None:

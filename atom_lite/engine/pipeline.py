@@ -204,17 +204,22 @@ def _join(
 def _load(
     config: Config, forward: ForwardThread, terms: HeadTerms, links: Links, placement: Placement
 ) -> Runner:
-    """Load stage 0 while the others load theirs, and wait for them."""
+    """Load stage 0 while the others load theirs; the slower ones are waited for with a limit."""
+    patience = placement.rendezvous.startup_seconds
 
     def check() -> None:
         links.control.poll_results()  # raises what a stage reports
         links.followers.check()
 
+    def check_load() -> None:
+        check()
+        terms.check_own_load(patience)
+
     try:
         place = StagePlace(stage=0, num_stages=placement.num_stages)
-        runner = forward.call(lambda: Runner.load(config, place), check)
+        runner = forward.call(lambda: Runner.load(config, place), check_load)
         terms.publish_facts(runner.info)
-        terms.wait_until_ready(placement.rendezvous.startup_seconds, check)
+        terms.wait_until_ready(patience, check)
     except BaseException:
         links.control.close()
         links.followers.end()

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 # The head sends a frame at least every second, also while a long step runs.
 SILENCE_LIMIT_SECONDS = 15.0
+_LOOKS = 15  # at an engine that may hang, in so long
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +130,18 @@ class RemoteEngine:
     async def wait_failed(self) -> None:
         """Wait until the engine is known to have failed."""
         await self._failed.wait()
+
+    async def wait_hung(self) -> None:
+        """Wait until an engine that serves has been silent for too long.
+
+        Counted in looks that found nothing new, not by the clock: while this process was stopped
+        too (a paused container), nobody was silent.
+        """
+        seen, silent_looks = self._last_frame_time, 0
+        while silent_looks < _LOOKS:
+            await asyncio.sleep(self._silence_limit_seconds / _LOOKS)
+            silent_looks = silent_looks + 1 if self._last_frame_time == seen else 0
+            seen = self._last_frame_time
 
     @property
     def stats(self) -> EngineStats:

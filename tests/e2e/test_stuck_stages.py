@@ -67,3 +67,15 @@ def test_a_stopped_stage_ends_the_server(start_server: Callable[..., Server]) ->
         stages[0].send_signal(signal.SIGSTOP)
         told = "stage 1 is gone: it has stopped answering"
         assert_ends_with_an_answer_to_everybody(server, lines, told, 30)
+
+
+@pytest.mark.full
+def test_a_stopped_head_ends_the_server(start_server: Callable[..., Server]) -> None:
+    server = start_server(*STAGES, *GRACE)
+    url = server.base_url + "/v1/completions"
+    with httpx.stream("POST", url, json=BODY, timeout=60) as reply:
+        lines = reply.iter_lines()
+        next(lines)
+        server.engine_process().suspend()
+        told = "stage 0 has stopped answering"
+        assert_ends_with_an_answer_to_everybody(server, lines, told, 40)

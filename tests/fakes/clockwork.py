@@ -79,7 +79,7 @@ class Clockwork:
             result = msgspec.structs.replace(result, tokens=drawn.tokens)
             self._take(self._scheduler.commit(result, self.now))
             if self._desk is not None:
-                self._desk.finished(result, self.now)
+                self._desk.finished(result)
         elif stage == 0:
             self._scheduler.hand_on(step_id)
         self._plan()

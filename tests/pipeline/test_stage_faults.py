@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -18,6 +19,7 @@ from atom_lite.engine import followers
 from atom_lite.engine.in_process import Engine
 from atom_lite.errors import EngineError
 from atom_lite.messages import SamplingParams, SequenceFinished
+from atom_lite.worker import runner as runner_module
 from tests.pipeline.faults import LOADING, VARIABLE, fault
 from tests.pipeline.tiny_run import tiny_config
 
@@ -128,6 +130,34 @@ def test_a_fault_in_the_startup_sweep_fails_the_start(
     with pytest.raises(EngineError, match=told):
         Engine(sweeping)
     assert time.monotonic() - started < BOUND_SECONDS
+
+
+@pytest.fixture
+def stuck_head(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The head hangs while it loads, until the test is over; set once it does."""
+    entered, released = threading.Event(), threading.Event()
+
+    def hang(*_args: Any, **_options: Any) -> Any:
+        entered.set()
+        released.wait()
+        raise AssertionError("the test is over")
+
+    monkeypatch.setattr(runner_module, "load_stage", hang)
+    yield entered
+    released.set()
+
+
+@pytest.mark.full
+def test_a_head_that_hangs_while_it_loads_fails_the_start(
+    config: Config, stuck_head: threading.Event
+) -> None:
+    parallel = dataclasses.replace(config.parallel, startup_timeout_seconds=15.0)
+    told = r"stage 0 did not load within 15 s \(--startup-timeout-seconds\) after all other stages"
+    started = time.monotonic()
+    with pytest.raises(EngineError, match=told):
+        Engine(dataclasses.replace(config, parallel=parallel))
+    assert stuck_head.is_set()
+    assert time.monotonic() - started < BOUND_SECONDS + 15.0
 
 
 @pytest.mark.full

@@ -64,6 +64,12 @@ def test_the_role_of_a_decode_instance_is_taken() -> None:
     assert Config().transfer.kv_role is None
 
 
+def test_a_decode_instance_of_one_stage_may_share_the_flags_of_prefill_instances() -> None:
+    role = ("--kv-transfer-config", '{"kv_role": "kv_consumer"}')
+    config = cli.parse_config(["--enable-dynamic-chunking", "-pp", "1", *role])
+    assert config.parallel.pipeline_parallel_size == 1
+
+
 def test_model_is_positional_or_a_flag_but_not_both() -> None:
     assert cli.parse_config(["path/to/model"]).model.model == "path/to/model"
     with pytest.raises(ConfigError, match="twice"):

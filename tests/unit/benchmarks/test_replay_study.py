@@ -112,6 +112,17 @@ def test_makespan_wins_where_the_model_is_exact(exact: tuple[FormulaMeter, Study
             assert ratio is not None and ratio.median <= 1.005, (point, family, ratio)
 
 
+def test_prompts_of_16k_and_32k_are_replayed_too() -> None:
+    study = studied(FormulaMeter(), SETTINGS._replace(lengths=(16384, 32768), rounds=1))
+    for stages, tokens in study.cuts:
+        sizes = study.cuts[stages, tokens]["makespan"]
+        assert sum(sizes) == tokens
+        assert sizes[0] > sizes[-1]
+        for family in ("fixed-", "atom"):
+            ratio = ratio_to_best(study, (stages, tokens), family)
+            assert ratio is not None and ratio.median <= 1.005, (stages, tokens, family, ratio)
+
+
 def test_no_probe_is_measured_twice_in_a_round(exact: tuple[FormulaMeter, Study]) -> None:
     meter, study = exact
     fixed, sweep, fitted, *later = meter.rounds

@@ -119,3 +119,28 @@ def test_a_stage_that_hangs_while_it_loads_is_named_with_the_limit(
 
 def test_a_head_that_is_there_is_not_missed(both: tuple[HeadTerms, FollowerTerms]) -> None:
     both[1].check_head()
+
+
+def test_a_head_that_loads_while_the_others_do_is_waited_for(
+    both: tuple[HeadTerms, FollowerTerms],
+) -> None:
+    for _ in range(2):
+        both[0].check_own_load(0.0)
+
+
+def test_a_head_that_hangs_while_it_loads_is_named_with_the_limit() -> None:
+    store = HashStore()
+    head = HeadTerms(store, Topology(num_stages=3, rank=0))
+    followers = [
+        FollowerTerms(store, Topology(num_stages=3, rank=rank), startup_seconds=0.1)
+        for rank in (1, 2)
+    ]
+    head.publish_facts(INFO)  # so that nobody waits here
+    for follower in followers:
+        head.check_own_load(0.0)
+        assert follower.pool_blocks() == 77
+    head.check_own_load(0.0)  # now all the others have loaded
+    head.check_own_load(60.0)
+    told = r"stage 0 did not load within 0 s \(--startup-timeout-seconds\) after all other stages"
+    with pytest.raises(PipelineError, match=told):
+        head.check_own_load(0.0)

@@ -15,6 +15,7 @@ from atom_lite.chunking.profile import Fingerprint
 from atom_lite.config import ChunkingConfig, Config
 from atom_lite.engine.chunking_desk import ChunkingDesk
 from atom_lite.engine.chunking_policy import make_controller
+from atom_lite.errors import EngineError
 from atom_lite.messages import (
     SamplingParams,
     StepPlan,
@@ -129,7 +130,7 @@ def serve(
         (result,) = stepper.take_results()
         if untimed(step_id):
             result = StepResult(step_id=step_id, tokens=[])
-        desk.finished(result, 0.0)
+        desk.finished(result)
 
 
 def test_a_calibrated_desk_says_so_saves_its_models_and_starts_from_them_next_time(
@@ -237,7 +238,7 @@ def test_refreshed_decode_terms_alone_do_not_write_the_profile_again(tmp_path: P
         desk.planned(StepPlan(step_id=step_id, starts=[], rows=rows, drops=[]))
         seconds = [0.01 + 0.001 * len(rows)] * 2
         known = StepTimes(step_id=step_id, stage_seconds=seconds)
-        desk.finished(StepResult(step_id=step_id, tokens=[], times=[known]), 0.0)
+        desk.finished(StepResult(step_id=step_id, tokens=[], times=[known]))
     assert desk.controller.status().models[0].decode_row_seconds > 0.0
     assert not path.exists()
 
@@ -247,6 +248,13 @@ def test_a_sweep_waits_for_the_times_of_a_device_that_tells_them_later() -> None
     late = Sweeper(SERVED, SERVED, late_steps=3)
     assert desk.load(late) > prompt.load(Sweeper(SERVED, SERVED))
     assert desk.controller.status().models == prompt.controller.status().models
+
+
+def test_a_sweep_whose_times_never_come_fails_the_start() -> None:
+    stuck = Sweeper(SERVED, SERVED, late_steps=1_000_000_000)
+    told = r"the time of a forward pass of 128 tokens is not known after --step-timeout-seconds"
+    with pytest.raises(EngineError, match=told):
+        make_desk(None).load(stuck, time_limit_seconds=0.01)
 
 
 def test_a_time_that_comes_late_is_learned_for_the_step_that_it_is_of() -> None:
@@ -264,15 +272,27 @@ def test_steps_that_no_stage_has_timed_are_not_waited_for() -> None:
     assert len(desk._pending) <= 1
 
 
-def test_the_report_comes_every_ten_seconds_while_prompts_are_chunked(
+def test_the_report_comes_every_ten_seconds_in_which_prompts_are_chunked(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
     desk = make_desk(None)
-    for now in (0.0, 1.0, 9.0, 10.0, 11.0):
+    for now in (100.0, 101.0, 109.0, 110.0, 111.0):
         desk.controller.report.count(
             desk.controller.planner.next_chunk(request_of(sequence_id=int(now)))
         )
-        desk.finished(StepResult(step_id=int(now), tokens=[]), now)
+        desk.report(now)
     assert caplog.text.count("Dynamic chunking since last report: ") == 2
     assert "3 by the calibration sweep" in caplog.text
+
+
+def test_the_last_chunks_are_reported_though_no_step_follows(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    desk = make_desk(None)
+    desk.report(100.0)
+    desk.controller.report.count(desk.controller.planner.next_chunk(request_of(sequence_id=1)))
+    for now in (101.0, 110.0, 111.0, 120.0, 130.0):  # beats of a head that has nothing to do
+        desk.report(now)
+    assert caplog.text.count("Dynamic chunking since last report: ") == 1

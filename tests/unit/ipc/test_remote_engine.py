@@ -138,6 +138,20 @@ def test_a_silent_engine_does_not_respond_until_it_speaks_again() -> None:
     run(scenario())
 
 
+def test_an_engine_counts_as_hung_only_while_it_says_nothing() -> None:
+    async def scenario() -> None:
+        async with pair(silence_limit_seconds=0.6) as both:
+            hung = asyncio.create_task(both.engine.wait_hung())
+            for _ in range(45):
+                both.link.send(frame())
+                await asyncio.wait({hung}, timeout=0.02)
+            assert not hung.done()
+            await asyncio.wait_for(hung, 60)
+            assert both.engine.alive  # whether that is the end is for its user to say
+
+    run(scenario())
+
+
 def test_a_vanished_engine_is_an_engine_error_even_before_anybody_says_so() -> None:
     async def scenario() -> None:
         async with pair() as both:

@@ -104,6 +104,21 @@ class Server:
         )
 
 
+class Changing(Server):
+    """Stages that become slower or faster after eight steps, before there can be a model."""
+
+    def __init__(self, *factors: float, seed: int) -> None:
+        super().__init__(*[SHARED] * len(factors), noise=0.03, seed=seed)
+        self._later = tuple(scaled(SHARED, factor) for factor in factors)
+        self._num_steps = 0
+
+    def _times(self, chunk: Chunk) -> tuple[float, ...]:
+        self._num_steps += 1
+        if self._num_steps > 8:
+            self.stages = self._later
+        return super()._times(chunk)
+
+
 class Chaos(Server):
     """Stages whose times have nothing to do with what they compute."""
 
@@ -166,6 +181,18 @@ def test_a_machine_that_becomes_half_as_fast_is_noticed_and_refitted(
     for model in server.calibrator.models:
         ratio = model.chunk_seconds(3000, 384) / server.stages[0].chunk_seconds(3000, 384)
         assert 0.8 < ratio < 1.2
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("factors", [(0.5, 0.5), (1.0, 4.0), (5.0, 5.0)], ids=str)
+def test_a_machine_that_changes_before_the_first_fit_is_known_after_five_prompts(
+    factors: tuple[float, ...], seed: int
+) -> None:
+    server = Changing(*factors, seed=seed)
+    server.start()
+    for _ in range(5):
+        server.prompt()
+    assert server.loss() < 0.06
 
 
 def test_only_the_slow_stage_is_learned_as_slow() -> None:

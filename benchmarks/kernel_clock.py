@@ -16,7 +16,7 @@ from unittest.mock import patch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PARTS = ("linear", "attention")
+PARTS = ("linear", "attention", "layers")
 OTHER = "other"
 
 

@@ -6,6 +6,7 @@ Runs the real runner (inputs, layers, head, sampling) on plans made here: a pref
 7500 tokens in one step, and decodes of 1, 8 and 32 rows. Time by part, medians over the repeats:
 
     linear, attention   inside their kernels
+    layers              inside the one call for all layers of a step of decodes
     other               the other kernels and torch's operators, which are read from its profiler
     Python              what is left of the step
 
@@ -200,22 +201,32 @@ def floors(
     Args:
         case: the step.
         spec: the model.
-        weight_bytes: all weights, the tied head once; every step that samples reads them all.
+        weight_bytes: all weights, the tied head once; every step that samples reads them all. What
+            the head takes of them goes by the count of its numbers.
         kv_token_bytes: keys and values of one token over all layers.
         rates: of this machine.
     """
     heads = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_size
-    per_token = spec.num_layers * spec.hidden_size * (heads + 3 * spec.intermediate_size)
-    tokens = case.rows * case.new_tokens
-    products = 2.0 * (tokens * per_token + case.rows * spec.hidden_size * spec.vocab_size)
+    layers = spec.num_layers * spec.hidden_size * (heads + 3 * spec.intermediate_size)
+    head = spec.hidden_size * spec.vocab_size
+
+    def product(numbers: float, rows: int) -> float:
+        """Rows times a share of the weights."""
+        read = weight_bytes * numbers / (layers + head)
+        return max(read / rates.bytes_per_second, 2.0 * rows * numbers / rates.flops)
+
+    in_layers = product(layers, case.rows * case.new_tokens)
     pairs = case.rows * (
         case.new_tokens * case.prefix_tokens + case.new_tokens * (case.new_tokens + 1) / 2
     )
     attention = 4.0 * spec.num_layers * spec.num_heads * spec.head_size * pairs
     read = case.rows * (case.prefix_tokens + case.new_tokens) * kv_token_bytes
+    attending = max(read / rates.bytes_per_second, attention / rates.flops)
+    at_once = case.new_tokens == 1
     return {
-        "linear": max(weight_bytes / rates.bytes_per_second, products / rates.flops),
-        "attention": max(read / rates.bytes_per_second, attention / rates.flops),
+        "linear": product(head, case.rows) + (0.0 if at_once else in_layers),
+        "attention": 0.0 if at_once else attending,
+        "layers": in_layers + attending if at_once else 0.0,
         OTHER: 0.0,
         PYTHON: 0.0,
     }

@@ -62,6 +62,13 @@ class CpuBackend:
         """Keep the metadata; plans are made at first use, as they depend on the layer's window."""
         return PreparedStep(metadata)
 
+    def plan_decodes(self, prepared: PreparedStep, kv: LayerKV) -> StepPlan | None:
+        """The step for the kernels, if they serve float32 queries here and all rows are decodes."""
+        if self._kernels is None or not self._kernels.serve(torch.float32, kv):
+            return None
+        plan = prepared.plan(StepLayout.of(kv.pages, torch.float32), None, gathers=False)
+        return None if plan.chunk_rows else plan
+
     def attend(
         self,
         q: Tensor,
@@ -75,7 +82,7 @@ class CpuBackend:
     ) -> Tensor:
         """Store k and v [T, Hk, D], then attend with q [T, Hq, D]."""
         kernels = self._kernels
-        if kernels is not None and not kernels.serve(q, kv):
+        if kernels is not None and not kernels.serve(q.dtype, kv):
             kernels = None
         layout = StepLayout.of(kv.pages, q.dtype)
         plan = prepared.plan(layout, sliding_window, gathers=kernels is None)

@@ -44,6 +44,9 @@ class Product(Protocol):
     def add_product(self, x: Tensor, y: Tensor) -> None:
         """Add the product to y [T, out], in place."""
 
+    def panels(self) -> list[Panels] | None:
+        """What our kernel multiplies by, one part beside the other; None where it does not."""
+
 
 class Linear:
     """y = x @ weight.T + bias.
@@ -82,6 +85,10 @@ class Linear:
         """Add what `forward` gives for x [T, in] to the residual stream [T, out], in place."""
         self._product.add_product(x, residual)
 
+    def panels(self) -> list[Panels] | None:
+        """See Product."""
+        return self._product.panels()
+
 
 class GatedLinear:
     """silu(x @ gate.T) * (x @ up.T), with gate and up as one matrix.
@@ -112,6 +119,10 @@ class GatedLinear:
         assert self._linear is not None
         gate, up = self._linear.forward(x).chunk(2, dim=-1)
         return torch.nn.functional.silu(gate).mul_(up)
+
+    def panels(self) -> list[Panels] | None:
+        """The one matrix of gate and up, where our kernel multiplies by it."""
+        return None if self._fused is None else self._fused.panels()
 
 
 class PanelProduct:
@@ -146,6 +157,10 @@ class PanelProduct:
         """See Product."""
         self._kernel.add_product(x, self._panels, y)
 
+    def panels(self) -> list[Panels]:
+        """See Product."""
+        return [self._panels]
+
 
 class SplitProduct:
     """Parts of a weight, one below the other, each in panels of its own format."""
@@ -175,6 +190,10 @@ class SplitProduct:
         for part, columns in self._parts:
             part.add_product(x, y[:, columns])
 
+    def panels(self) -> list[Panels]:
+        """See Product."""
+        return [panels for part, _ in self._parts for panels in part.panels()]
+
 
 class OneDnnProduct:
     """oneDNN's blocked layout."""
@@ -193,6 +212,9 @@ class OneDnnProduct:
         """See Product."""
         y.add_(self.multiply(x))
 
+    def panels(self) -> None:
+        """See Product."""
+
 
 class PlainProduct:
     """The weight as it came, on any device."""
@@ -207,6 +229,9 @@ class PlainProduct:
     def add_product(self, x: Tensor, y: Tensor) -> None:
         """See Product."""
         y.add_(self.multiply(x))
+
+    def panels(self) -> None:
+        """See Product."""
 
 
 class PanelHead:

@@ -14,10 +14,10 @@ class GatedMlp:
     """Gate and up run as one matrix, and the result goes straight to the residual stream."""
 
     def __init__(self, gate_up: GatedLinear, down: Linear) -> None:
-        self._gate_up = gate_up
-        self._down = down
+        self.gate_up = gate_up
+        self.down = down
         self.weight_bytes = gate_up.weight_bytes + down.weight_bytes
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
         """Add this layer's answer to x [T, E] to the residual stream [T, E], in place."""
-        self._down.add_to(residual, self._gate_up.forward(x))
+        self.down.add_to(residual, self.gate_up.forward(x))

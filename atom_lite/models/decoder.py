@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from atom_lite.layers.one_call import LayerWeights
 from atom_lite.layers.rope import rotate_
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from atom_lite.layers.linear import Linear
     from atom_lite.layers.mlp import GatedMlp
     from atom_lite.layers.norm import RmsNorm
+    from atom_lite.layers.one_call import OneCall
     from atom_lite.layers.rope import RotaryEmbedding
     from atom_lite.models.spec import ModelSpec
 
@@ -68,15 +70,15 @@ class Attention:
         spec: ModelSpec,
         window: int | None,
     ) -> None:
-        self._qkv = qkv
-        self._output = output
-        self._qk_norm = qk_norm
+        self.qkv = qkv
+        self.output = output
+        self.qk_norm = qk_norm
+        self.window = window
         self._backend = backend
         self._num_heads = spec.num_heads
         self._num_kv_heads = spec.num_kv_heads
         self._head_size = spec.head_size
         self._scale = spec.head_size**-0.5
-        self._window = window
         self.weight_bytes = qkv.weight_bytes + output.weight_bytes
         if qk_norm is not None:
             self.weight_bytes += qk_norm.weight_bytes
@@ -86,14 +88,14 @@ class Attention:
 
         The new keys and values are written into `kv`.
         """
-        heads = self._qkv.forward(x).view(x.shape[0], -1, self._head_size)  # [T, Hq + 2 Hk, D]
+        heads = self.qkv.forward(x).view(x.shape[0], -1, self._head_size)  # [T, Hq + 2 Hk, D]
         rotated = heads[:, : self._num_heads + self._num_kv_heads]
-        if self._qk_norm is not None:
-            rotated.copy_(self._qk_norm.forward(rotated))
+        if self.qk_norm is not None:
+            rotated.copy_(self.qk_norm.forward(rotated))
         rotate_(rotated, step.cos, step.sin)
         if step.prepared is None:
             queries = heads[:, : self._num_heads].reshape(x.shape[0], -1)
-            self._output.add_to(residual, queries)
+            self.output.add_to(residual, queries)
             return
         attended = self._backend.attend(
             heads[:, : self._num_heads],
@@ -102,9 +104,9 @@ class Attention:
             kv,
             step.prepared,
             scale=self._scale,
-            sliding_window=self._window,
+            sliding_window=self.window,
         )
-        self._output.add_to(residual, attended.view(x.shape[0], -1))
+        self.output.add_to(residual, attended.view(x.shape[0], -1))
 
 
 class HeadNorm:
@@ -149,6 +151,24 @@ class DecoderLayer:
         self._attention.add_to(x, self._attention_norm.forward(x), kv, step)
         self._mlp.add_to(x, self._mlp_norm.forward(x))
 
+    def weights(self) -> LayerWeights | None:
+        """What one call for all layers reads; None where it does not serve this one."""
+        qkv, output = self._attention.qkv.panels(), self._attention.output.panels()
+        gate_up, down = self._mlp.gate_up.panels(), self._mlp.down.panels()
+        if self._attention.qk_norm is not None:
+            return None
+        if qkv is None or output is None or gate_up is None or down is None:
+            return None
+        return LayerWeights(
+            attention_norm=(self._attention_norm.weight, self._attention_norm.epsilon),
+            qkv=qkv,
+            output=output,
+            mlp_norm=(self._mlp_norm.weight, self._mlp_norm.epsilon),
+            gate_up=gate_up[0],
+            down=down,
+            window=self._attention.window,
+        )
+
 
 class Decoder:
     """The layers of one pipeline stage; of a whole model where there is only one.
@@ -160,6 +180,7 @@ class Decoder:
         norm: in the last stage, else None.
         head: in the last stage, else None.
         backend: attends over the paged cache.
+        one_call: runs all layers at once where it can; None: one by one.
     """
 
     def __init__(
@@ -170,6 +191,7 @@ class Decoder:
         norm: RmsNorm | None,
         head: Head | None,
         backend: Backend,
+        one_call: OneCall | None = None,
     ) -> None:
         self._embedding = embedding
         self._rope = rope
@@ -177,6 +199,7 @@ class Decoder:
         self._norm = norm
         self._head = head
         self._backend = backend
+        self._one_call = one_call
 
     @torch.inference_mode()
     def forward(
@@ -201,10 +224,11 @@ class Decoder:
         """
         cos, sin = self._rope.select(positions)
         prepared = None if metadata is None else self._backend.prepare(metadata)
-        step = Step(cos, sin, prepared)
         x = inputs if self._embedding is None else self._embedding.forward(inputs)
-        for layer, layer_kv in zip(self._layers, kv, strict=True):
-            layer.forward(x, layer_kv, step)
+        if self._one_call is None or not self._one_call.run(x, kv, cos, sin, prepared):
+            step = Step(cos, sin, prepared)
+            for layer, layer_kv in zip(self._layers, kv, strict=True):
+                layer.forward(x, layer_kv, step)
         return x if self._norm is None else self._norm.forward(x)
 
     @torch.inference_mode()

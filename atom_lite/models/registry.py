@@ -15,6 +15,7 @@ from atom_lite.layers.grouped_weight import join
 from atom_lite.layers.linear import GatedLinear, Linear
 from atom_lite.layers.mlp import GatedMlp
 from atom_lite.layers.norm import RmsNorm
+from atom_lite.layers.one_call import one_call
 from atom_lite.layers.rope import RotaryEmbedding
 from atom_lite.models.decoder import Attention, Decoder, DecoderLayer, HeadNorm
 from atom_lite.models.load_dummy import DummyWeights
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from atom_lite.attention.protocol import Backend
     from atom_lite.layers.grouped_weight import Weight
+    from atom_lite.layers.one_call import OneCall
     from atom_lite.models.checkpoint import Checkpoint
     from atom_lite.models.decoder import Head
     from atom_lite.models.dtype import ModelTypes
@@ -80,18 +82,27 @@ def load_model(
     stage = stage or whole_model(spec)
     embedding = Embedding(matrices.read_table(EMBEDDING)) if stage.is_first else None
     norm = matrices.read_vector(FINAL_NORM) if stage.is_last else None
+    layers = [
+        _build_layer(matrices, spec, layer, backend) for layer in range(stage.first, stage.end)
+    ]
     return Decoder(
         embedding=embedding,
         rope=RotaryEmbedding(
             spec.rope, spec.head_size, spec.max_position_embeddings, types.activations, device
         ),
-        layers=[
-            _build_layer(matrices, spec, layer, backend) for layer in range(stage.first, stage.end)
-        ],
+        layers=layers,
         norm=None if norm is None else RmsNorm(norm, spec.rms_norm_eps),
         head=_build_head(matrices, spec, embedding) if stage.is_last else None,
         backend=backend,
+        one_call=_build_one_call(layers, spec, backend),
     )
+
+
+def _build_one_call(
+    layers: list[DecoderLayer], spec: ModelSpec, backend: Backend
+) -> OneCall | None:
+    weights = [layer.weights() for layer in layers]
+    return one_call(weights, backend, num_heads=spec.num_heads, scale=spec.head_size**-0.5)
 
 
 def _build_head(matrices: MatrixReader, spec: ModelSpec, embedding: Embedding | None) -> Head:

@@ -15,8 +15,6 @@ from atom_lite_kernels.cpu.prefill_attention import PrefillAttention
 if TYPE_CHECKING:
     import ctypes
 
-    from torch import Tensor
-
     from atom_lite_kernels.paged_kv import LayerKV
 
 
@@ -34,12 +32,12 @@ class AttentionKernels:
         self.decode = DecodeAttention(library)
         self.prefill = PrefillAttention(library)
 
-    def serve(self, queries: Tensor, kv: LayerKV) -> bool:
-        """Whether queries [T, Hq, D] can attend over this cache."""
+    def serve(self, dtype: torch.dtype, kv: LayerKV) -> bool:
+        """Whether queries of this type can attend over this cache."""
         return (
-            queries.dtype == torch.float32
+            dtype == torch.float32
             and serves_pages(kv.pages.dtype)
-            and self.prefill.serves(queries.shape[2])
+            and self.prefill.serves(kv.pages.shape[4])
         )
 
 

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "kv_pages.h"
+#include "team.h"
 
 namespace {
 
@@ -32,11 +33,7 @@ struct Part {
   int64_t head, begin, end;
 };
 
-// What a part found for one query head: values is not yet divided by the sum of weights.
-struct Found {
-  float most, sum;
-  float* values;
-};
+using Found = atom_lite::DecodeFound;
 
 // Memory that will be needed next, asked for a little at a time between arithmetic: asked for at
 // once, it would fill the core's few miss buffers, and nothing would overlap.
@@ -188,74 +185,77 @@ void merge(const Found* found, int64_t count, int64_t stride, float* out, int64_
   }
 }
 
-struct Batch {
-  const float* queries;
-  const int64_t* tables;
-  const int64_t* contexts;
-  float* out;
-  int64_t query_stride, table_stride, rows, num_heads, window;
-  float scale;
-
-  int64_t first_of(int64_t row) const {
-    return window > 0 ? std::max<int64_t>(0, contexts[row] - window) : 0;
-  }
-};
+// First position that a row sees.
+int64_t first_of(const atom_lite::Decodes& decodes, int64_t row) {
+  return decodes.window > 0 ? std::max<int64_t>(0, decodes.contexts[row] - decodes.window) : 0;
+}
 
 template <class Format>
-void attend_rows(const Batch& batch, const Pages& pages) {
-  const int64_t group = batch.num_heads / pages.num_kv_heads, head_size = pages.head_size;
+void attend_rows(const atom_lite::Decodes& decodes, const Pages& pages,
+                 atom_lite::DecodeParts& parts) {
+  const int64_t group = decodes.num_heads / pages.num_kv_heads, head_size = pages.head_size;
   const auto attend_group = head_size == 64    ? attend<Format, 64>
                             : head_size == 128 ? attend<Format, 128>
                                                : attend<Format, 0>;
-  // First part of each row among all, and the row of each part.
-  std::vector<int64_t> first_part{0}, row_of;
-  for (int64_t row = 0; row < batch.rows; ++row) {
-    const int64_t tokens = batch.contexts[row] - batch.first_of(row);
-    const int64_t count = (tokens + kPartTokens - 1) / kPartTokens;
-    row_of.insert(row_of.end(), count, row);
-    first_part.push_back(first_part.back() + count);
-  }
-  const int64_t num_parts = first_part.back();
-  std::vector<float> values(num_parts * batch.num_heads * head_size);
-  std::vector<Found> found(num_parts * batch.num_heads);
-#pragma omp parallel
-  {
-    std::vector<float> scores(group * kPartTokens);
+  const int64_t* first_part = parts.first.data();
+  const int64_t num_parts = first_part[decodes.rows];
+  Found* found = parts.found.data();
+  std::vector<float> scores(group * kPartTokens);  // each thread's own
 #pragma omp for collapse(2) schedule(dynamic, 1)
-    for (int64_t part = 0; part < num_parts; ++part) {
-      for (int64_t head = 0; head < pages.num_kv_heads; ++head) {
-        const int64_t row = row_of[part];
-        const int64_t begin = batch.first_of(row) + (part - first_part[row]) * kPartTokens;
-        const Part own{pages, batch.tables + row * batch.table_stride, head, begin,
-                       std::min(batch.contexts[row], begin + kPartTokens)};
-        const int64_t first = part * batch.num_heads + head * group;
-        for (int64_t g = 0; g < group; ++g)
-          found[first + g].values = values.data() + (first + g) * head_size;
-        attend_group(own, batch.queries + row * batch.query_stride + head * group * head_size,
-                     found.data() + first, group, batch.scale * kLog2E, scores.data());
-      }
+  for (int64_t part = 0; part < num_parts; ++part) {
+    for (int64_t head = 0; head < pages.num_kv_heads; ++head) {
+      const int64_t row = parts.row_of[part];
+      const int64_t begin = first_of(decodes, row) + (part - first_part[row]) * kPartTokens;
+      const Part own{pages, decodes.tables + row * decodes.table_stride, head, begin,
+                     std::min(decodes.contexts[row], begin + kPartTokens)};
+      const int64_t first = part * decodes.num_heads + head * group;
+      for (int64_t g = 0; g < group; ++g)
+        found[first + g].values = parts.values.data() + (first + g) * head_size;
+      attend_group(own, decodes.queries + row * decodes.query_stride + head * group * head_size,
+                   found + first, group, decodes.scale * kLog2E, scores.data());
     }
-#pragma omp for collapse(2) schedule(static)
-    for (int64_t row = 0; row < batch.rows; ++row) {
-      for (int64_t head = 0; head < batch.num_heads; ++head) {
-        merge(found.data() + first_part[row] * batch.num_heads + head,
-              first_part[row + 1] - first_part[row], batch.num_heads,
-              batch.out + (row * batch.num_heads + head) * head_size, head_size);
-      }
+  }
+#pragma omp for collapse(2) schedule(static) nowait
+  for (int64_t row = 0; row < decodes.rows; ++row) {
+    for (int64_t head = 0; head < decodes.num_heads; ++head) {
+      merge(found + first_part[row] * decodes.num_heads + head,
+            first_part[row + 1] - first_part[row], decodes.num_heads,
+            decodes.out + (row * decodes.num_heads + head) * head_size, head_size);
     }
   }
 }
 
 }  // namespace
 
+atom_lite::DecodeParts::DecodeParts(const Decodes& decodes, int64_t head_size) : first{0} {
+  for (int64_t row = 0; row < decodes.rows; ++row) {
+    const int64_t tokens = decodes.contexts[row] - first_of(decodes, row);
+    const int64_t count = (tokens + kPartTokens - 1) / kPartTokens;
+    row_of.insert(row_of.end(), count, row);
+    first.push_back(first.back() + count);
+  }
+  values.resize(first.back() * decodes.num_heads * head_size);
+  found.resize(first.back() * decodes.num_heads);
+}
+
+void atom_lite::attend_decodes(const Decodes& decodes, const KVCache& cache,
+                               DecodeParts& parts) {
+  const Pages pages{cache.pages, cache.scales, cache.num_kv_heads, cache.block_size,
+                    cache.head_size};
+  with_format(cache.format,
+              [&](auto kind) { attend_rows<decltype(kind)>(decodes, pages, parts); });
+}
+
 // window 0 sees all.
 extern "C" void atom_lite_decode_attention(
-    const float* queries, int64_t query_stride, const void* pages, const float* scales,
-    int64_t format, const int64_t* tables, int64_t table_stride, const int64_t* contexts,
-    float* out, int64_t rows, int64_t num_heads, int64_t num_kv_heads, int64_t block_size,
-    int64_t head_size, float scale, int64_t window) {
-  const Batch batch{queries, tables,       contexts, out,       query_stride,
-                    table_stride, rows, num_heads, window, scale};
-  const Pages cache{pages, scales, num_kv_heads, block_size, head_size};
-  with_format(format, [&](auto kind) { attend_rows<decltype(kind)>(batch, cache); });
+    const float* queries, int64_t query_stride, void* pages, float* scales, int64_t format,
+    const int64_t* tables, int64_t table_stride, const int64_t* contexts, float* out, int64_t rows,
+    int64_t num_heads, int64_t num_kv_heads, int64_t block_size, int64_t head_size, float scale,
+    int64_t window) {
+  const atom_lite::Decodes decodes{queries, tables,    contexts, out,   query_stride, table_stride,
+                                   rows,    num_heads, window,   scale};
+  const atom_lite::KVCache cache{pages, scales, format, num_kv_heads, block_size, head_size};
+  atom_lite::DecodeParts parts(decodes, head_size);
+#pragma omp parallel
+  atom_lite::attend_decodes(decodes, cache, parts);
 }

@@ -8,6 +8,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "team.h"
+
 namespace {
 
 // Below this many numbers, waking the other threads costs more than they save.
@@ -15,9 +17,9 @@ constexpr int64_t kParallelFrom = 8192;
 
 }  // namespace
 
-extern "C" void atom_lite_rms_norm_f32(const float* x, int64_t x_stride, const float* weight,
-                                       float* out, int64_t rows, int64_t size, float epsilon) {
-#pragma omp parallel for schedule(static) if (rows * size >= kParallelFrom)
+void atom_lite::rms_norm(const float* x, int64_t x_stride, const float* weight, float* out,
+                         int64_t rows, int64_t size, float epsilon) {
+#pragma omp for schedule(static) nowait
   for (int64_t row = 0; row < rows; ++row) {
     const float* from = x + row * x_stride;
     float* to = out + row * size;
@@ -30,12 +32,10 @@ extern "C" void atom_lite_rms_norm_f32(const float* x, int64_t x_stride, const f
   }
 }
 
-// x [T, heads, head_size], rows `x_stride` apart; cos and sin [T, head_size].
-extern "C" void atom_lite_rotate_f32(float* x, int64_t x_stride, const float* cos,
-                                     const float* sin, int64_t rows, int64_t heads,
-                                     int64_t head_size) {
+void atom_lite::rotate(float* x, int64_t x_stride, const float* cos, const float* sin, int64_t rows,
+                       int64_t heads, int64_t head_size) {
   const int64_t half = head_size / 2;
-#pragma omp parallel for schedule(static) if (rows * heads * head_size >= kParallelFrom)
+#pragma omp for schedule(static) nowait
   for (int64_t row = 0; row < rows; ++row) {
     const float* c = cos + row * head_size;
     const float* s = sin + row * head_size;
@@ -50,4 +50,18 @@ extern "C" void atom_lite_rotate_f32(float* x, int64_t x_stride, const float* co
       }
     }
   }
+}
+
+extern "C" void atom_lite_rms_norm_f32(const float* x, int64_t x_stride, const float* weight,
+                                       float* out, int64_t rows, int64_t size, float epsilon) {
+#pragma omp parallel if (rows * size >= kParallelFrom)
+  atom_lite::rms_norm(x, x_stride, weight, out, rows, size, epsilon);
+}
+
+// x [T, heads, head_size], rows `x_stride` apart; cos and sin [T, head_size].
+extern "C" void atom_lite_rotate_f32(float* x, int64_t x_stride, const float* cos,
+                                     const float* sin, int64_t rows, int64_t heads,
+                                     int64_t head_size) {
+#pragma omp parallel if (rows * heads * head_size >= kParallelFrom)
+  atom_lite::rotate(x, x_stride, cos, sin, rows, heads, head_size);
 }

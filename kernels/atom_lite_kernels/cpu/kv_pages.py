@@ -30,7 +30,12 @@ def pointers(kv: LayerKV) -> tuple[int, int | None, int]:
     if scales is not None:
         assert scales.is_contiguous() and scales.dtype == torch.float32
         assert scales.shape == pages.shape[:4]
-    return pages.data_ptr(), None if scales is None else scales.data_ptr(), _FORMATS[pages.dtype]
+    return pages.data_ptr(), None if scales is None else scales.data_ptr(), kv_format(pages.dtype)
+
+
+def kv_format(dtype: torch.dtype) -> int:
+    """The number of a type of pages on the C++ side."""
+    return _FORMATS[dtype]
 
 
 def serves_pages(dtype: torch.dtype) -> bool:

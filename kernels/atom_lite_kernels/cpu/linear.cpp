@@ -18,14 +18,20 @@
 #include <type_traits>
 #include <vector>
 
+#include "team.h"
+
 namespace {
 
+using namespace atom_lite;
+
+// Rows of x whose sums fit the registers: beside nothing else, beside a weight that is widened there,
+// and for two panels at once.
 #if defined(__AVX512F__)
-constexpr int64_t kLanes = 16, kRows = 12;
+constexpr int64_t kLanes = 16, kRows = 12, kWidenedRows = 12, kRowsOfTwoPanels = 6;
 #elif defined(__AVX__)
-constexpr int64_t kLanes = 8, kRows = 6;
+constexpr int64_t kLanes = 8, kRows = 6, kWidenedRows = 4, kRowsOfTwoPanels = 2;
 #else
-constexpr int64_t kLanes = 4, kRows = 6;
+constexpr int64_t kLanes = 4, kRows = 6, kWidenedRows = 4, kRowsOfTwoPanels = 2;
 #endif
 constexpr int64_t kPanel = 2 * kLanes;
 // Rows of x that pass by all panels together: they stay in a core's second-level cache. Widened
@@ -37,8 +43,6 @@ typedef int32_t Integers __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 
 using Half = uint16_t;  // the bits of a float16
-
-enum Mode : int64_t { kPlain, kAdded, kGated };
 
 struct Weight {
   const void* data;    // [panels, K, kPanel], in the order that its format says
@@ -196,25 +200,30 @@ inline void store(Mode mode, Vector left, Vector right, float* y, int64_t count)
   for (int64_t i = 0; i < count; ++i) y[i] = mode == kAdded ? y[i] + sums[i] : sums[i];
 }
 
-// kTile rows of x times kWide neighbouring panels: few rows take two, as one panel's sums alone
-// would wait for each other.
+// kTile rows of x times kWide panels: few rows take two, as one panel's sums alone would wait for each
+// other.
 template <class Reader, int64_t kTile, int64_t kWide>
-void tile(const float* x, const Shape& shape, const Weight& weight, Reader (&panels)[kWide],
-          int64_t first_panel, float* y) {
-  Vector sums[kTile][kWide][2] = {};
+void tile(const float* x, const Shape& shape, const Weight& weight, const int64_t (&panels)[kWide],
+          Reader (&readers)[kWide], float* y) {
+  Vector sums[kTile][kWide][2];
+#pragma GCC unroll 12
+  for (int64_t r = 0; r < kTile; ++r) {  // one by one: cleared as memory, they would stay there
+#pragma GCC unroll 2
+    for (int64_t w = 0; w < kWide; ++w) sums[r][w][0] = sums[r][w][1] = Vector{};
+  }
   const int64_t group = Reader::kGroup == 0 ? weight.inner : Reader::kGroup;
   for (int64_t first = 0; first < weight.inner; first += group) {
 #pragma GCC unroll 2
-    for (int64_t w = 0; w < kWide; ++w) panels[w].open_group();
+    for (int64_t w = 0; w < kWide; ++w) readers[w].open_group();
     for (int64_t k = first; k < first + group; k += Reader::kStep) {
 #pragma GCC unroll 2
-      for (int64_t w = 0; w < kWide; ++w) panels[w].fetch();
+      for (int64_t w = 0; w < kWide; ++w) readers[w].fetch();
 #pragma GCC unroll 4
       for (int64_t s = 0; s < Reader::kStep; ++s) {
 #pragma GCC unroll 2
         for (int64_t w = 0; w < kWide; ++w) {
           Vector left, right;
-          panels[w].widen(s, left, right);
+          readers[w].widen(s, left, right);
 #pragma GCC unroll 12
           for (int64_t r = 0; r < kTile; ++r) {
             const float factor = x[r * shape.x_stride + k + s];
@@ -225,10 +234,11 @@ void tile(const float* x, const Shape& shape, const Weight& weight, Reader (&pan
       }
     }
   }
+#pragma GCC unroll 2
   for (int64_t w = 0; w < kWide; ++w) {
-    const int64_t p = first_panel + w, column = p * shape.width();
+    const int64_t column = panels[w] * shape.width();
     const int64_t count = std::min(shape.width(), shape.outer - column);
-    const float* bias = weight.bias == nullptr ? nullptr : weight.bias + p * kPanel;
+    const float* bias = weight.bias == nullptr ? nullptr : weight.bias + panels[w] * kPanel;
 #pragma GCC unroll 12
     for (int64_t r = 0; r < kTile; ++r) {
       if (bias != nullptr) {
@@ -242,29 +252,40 @@ void tile(const float* x, const Shape& shape, const Weight& weight, Reader (&pan
 
 template <class Reader, int64_t kWide, int64_t kTile>
 void tile_of(int64_t rows, const float* x, const Shape& shape, const Weight& weight,
-             Reader (&panels)[kWide], int64_t first_panel, float* y) {
+             const int64_t (&panels)[kWide], Reader (&readers)[kWide], float* y) {
   if constexpr (kTile > 1) {
     if (rows < kTile)
-      return tile_of<Reader, kWide, kTile - 1>(rows, x, shape, weight, panels, first_panel, y);
+      return tile_of<Reader, kWide, kTile - 1>(rows, x, shape, weight, panels, readers, y);
   }
-  tile<Reader, kTile, kWide>(x, shape, weight, panels, first_panel, y);
+  tile<Reader, kTile, kWide>(x, shape, weight, panels, readers, y);
 }
 
-constexpr int64_t kRowsOfTwoPanels = kRows / 2;
+template <class Reader>
+constexpr int64_t kFewRows = std::is_same_v<Reader, Float32> ? kRows : kWidenedRows;
 
-// All rows of x fit a tile: every weight is widened once, in registers.
+// At most kFewRows: every weight is widened once, in registers. Where that leaves room for
+// two panels, they come from the two halves of the weight: so a thread reads two long runs of memory,
+// which the processor fetches ahead. Of neighbouring panels each would end after a few kilobytes.
 template <class Reader>
 void multiply_few(const float* x, const Shape& shape, const Weight& weight, float* y) {
   const int64_t num_panels = shape.panels();
-  const int64_t wide = shape.rows <= kRowsOfTwoPanels ? 2 : 1;
-#pragma omp parallel for schedule(static)
-  for (int64_t p = 0; p < num_panels; p += wide) {
-    if (wide == 2 && p + 1 < num_panels) {
-      Reader panels[2] = {Reader(weight, p), Reader(weight, p + 1)};
-      tile_of<Reader, 2, kRowsOfTwoPanels>(shape.rows, x, shape, weight, panels, p, y);
+  if (shape.rows > kRowsOfTwoPanels) {
+#pragma omp for schedule(static) nowait
+    for (int64_t p = 0; p < num_panels; ++p) {
+      Reader readers[1] = {Reader(weight, p)};
+      tile_of<Reader, 1, kFewRows<Reader>>(shape.rows, x, shape, weight, {p}, readers, y);
+    }
+    return;
+  }
+  const int64_t half = (num_panels + 1) / 2;
+#pragma omp for schedule(static) nowait
+  for (int64_t p = 0; p < half; ++p) {
+    if (p + half < num_panels) {
+      Reader readers[2] = {Reader(weight, p), Reader(weight, p + half)};
+      tile_of<Reader, 2, kRowsOfTwoPanels>(shape.rows, x, shape, weight, {p, p + half}, readers, y);
     } else {
-      Reader panels[1] = {Reader(weight, p)};
-      tile_of<Reader, 1, kRows>(shape.rows, x, shape, weight, panels, p, y);
+      Reader readers[1] = {Reader(weight, p)};
+      tile_of<Reader, 1, kRowsOfTwoPanels>(shape.rows, x, shape, weight, {p}, readers, y);
     }
   }
 }
@@ -294,31 +315,29 @@ void multiply_many(const float* x, const Shape& shape, const Weight& weight, flo
   const int64_t num_panels = shape.panels();
   const int64_t block_bytes = kWidens ? kWidenedBlockBytes : kBlockBytes;
   const int64_t block = std::max(kRows, block_bytes / (4 * weight.inner) / kRows * kRows);
-#pragma omp parallel
-  {
-    std::vector<float> buffer(kWidens ? weight.inner * kPanel : 0);
-    Weight widened = weight;
-    widened.data = buffer.data();
-    for (int64_t first = 0; first < shape.rows; first += block) {
-      const int64_t rows = std::min(block, shape.rows - first);
-      const int64_t tiles = (rows + kRows - 1) / kRows;
+  std::vector<float> buffer(kWidens ? weight.inner * kPanel : 0);  // each thread's own
+  Weight widened = weight;
+  widened.data = buffer.data();
+  for (int64_t first = 0; first < shape.rows; first += block) {
+    const int64_t rows = std::min(block, shape.rows - first);
+    const int64_t tiles = (rows + kRows - 1) / kRows;
 #pragma omp for schedule(static) nowait
-      for (int64_t p = 0; p < num_panels; ++p) {
-        if (kWidens) widen_panel<Reader>(weight, p, buffer.data());
-        for (int64_t t = 0; t < tiles; ++t) {  // tiles of even height: a low one wastes the core
-          const int64_t begin = first + rows * t / tiles, end = first + rows * (t + 1) / tiles;
-          Float32 panels[1] = {kWidens ? Float32(widened, 0) : Float32(weight, p)};
-          tile_of<Float32, 1, kRows>(end - begin, x + begin * shape.x_stride, shape, weight, panels,
-                                     p, y + begin * shape.y_stride);
-        }
+    for (int64_t p = 0; p < num_panels; ++p) {
+      if (kWidens) widen_panel<Reader>(weight, p, buffer.data());
+      for (int64_t t = 0; t < tiles; ++t) {  // tiles of even height: a low one wastes the core
+        const int64_t begin = first + rows * t / tiles, end = first + rows * (t + 1) / tiles;
+        Float32 readers[1] = {kWidens ? Float32(widened, 0) : Float32(weight, p)};
+        tile_of<Float32, 1, kRows>(end - begin, x + begin * shape.x_stride, shape, weight, {p},
+                                   readers, y + begin * shape.y_stride);
       }
     }
   }
 }
 
 template <class Reader>
-void multiply(const float* x, const Shape& shape, const Weight& weight, float* y) {
-  (shape.rows <= kRows ? multiply_few<Reader> : multiply_many<Reader>)(x, shape, weight, y);
+void multiply_any(const float* x, const Shape& shape, const Weight& weight, float* y) {
+  const bool few = shape.rows <= kFewRows<Reader>;
+  (few ? multiply_few<Reader> : multiply_many<Reader>)(x, shape, weight, y);
 }
 
 // Column ids[i] of the weight, as a row of `out` [count, K].
@@ -338,10 +357,10 @@ void gather(const Weight& weight, const int64_t* ids, int64_t count, float* out)
 
 // By format: float32, bfloat16, four bits with scales in float16 and in float32, eight bits with
 // scales in float16 for 32 rows and in float32 for 16.
-constexpr decltype(&multiply<Float32>) kMultiply[] = {
-    multiply<Float32>,         multiply<Bfloat16>,
-    multiply<FourBits<Half>>,  multiply<FourBits<float>>,
-    multiply<EightBits<Half, 32>>, multiply<EightBits<float, 16>>,
+constexpr decltype(&multiply_any<Float32>) kMultiply[] = {
+    multiply_any<Float32>,         multiply_any<Bfloat16>,
+    multiply_any<FourBits<Half>>,  multiply_any<FourBits<float>>,
+    multiply_any<EightBits<Half, 32>>, multiply_any<EightBits<float, 16>>,
 };
 constexpr decltype(&gather<Float32>) kGather[] = {
     gather<Float32>,         gather<Bfloat16>,
@@ -351,6 +370,12 @@ constexpr decltype(&gather<Float32>) kGather[] = {
 
 }  // namespace
 
+void atom_lite::multiply(const Matrix& matrix, const float* x, int64_t x_stride, float* y,
+                         int64_t y_stride, int64_t rows, Mode mode) {
+  const Weight weight{matrix.data, matrix.scales, matrix.bias, matrix.inner};
+  kMultiply[matrix.format](x, Shape{rows, matrix.outer, x_stride, y_stride, mode}, weight, y);
+}
+
 extern "C" int64_t atom_lite_linear_panel() { return kPanel; }
 
 // y and x have rows `x_stride` and `y_stride` apart.
@@ -358,9 +383,9 @@ extern "C" void atom_lite_linear(int64_t format, const void* data, const void* s
                                  const float* bias, const float* x, int64_t x_stride, float* y,
                                  int64_t y_stride, int64_t rows, int64_t inner, int64_t outer,
                                  int64_t mode) {
-  const Weight weight{data, scales, bias, inner};
-  const Shape shape{rows, outer, x_stride, y_stride, static_cast<Mode>(mode)};
-  kMultiply[format](x, shape, weight, y);
+  const Matrix matrix{format, data, scales, bias, inner, outer};
+#pragma omp parallel
+  multiply(matrix, x, x_stride, y, y_stride, rows, static_cast<Mode>(mode));
 }
 
 // Columns `ids` [count] of a weight that is not gated, into out [count, K].

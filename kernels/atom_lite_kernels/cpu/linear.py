@@ -28,7 +28,7 @@ Mode = Literal["plain", "added", "gated"]
 _MODES: dict[Mode, int] = {"plain": 0, "added": 1, "gated": 2}
 
 Format = Literal["float32", "bfloat16", "4 half", "4 float", "8 half", "8 float"]
-_FORMATS: dict[Format, int] = {
+FORMATS: dict[Format, int] = {
     "float32": 0,
     "bfloat16": 1,
     "4 half": 2,  # 4 bits, scale and minimum of 32 in float16
@@ -216,7 +216,7 @@ def serves(dtype: torch.dtype) -> bool:
 
 def _weight_arguments(panels: Panels) -> tuple[int, int, int | None]:
     scales = None if panels.scales is None else panels.scales.data_ptr()
-    return _FORMATS[panels.format], panels.data.data_ptr(), scales
+    return FORMATS[panels.format], panels.data.data_ptr(), scales
 
 
 def _cut(rows: Tensor, width: int) -> Tensor:

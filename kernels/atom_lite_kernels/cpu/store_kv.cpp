@@ -9,6 +9,7 @@
 // Plain C++ with a C ABI: pointers and sizes only, no torch headers.
 
 #include "kv_pages.h"
+#include "team.h"
 
 namespace {
 
@@ -82,26 +83,33 @@ inline float put(Fp8, const float* from, uint8_t* to, int64_t size) {
 
 }  // namespace
 
-extern "C" void atom_lite_store_kv(const float* keys, const float* values, int64_t stride,
-                                   void* pages, float* scales, int64_t format,
-                                   const int64_t* slots, int64_t rows, int64_t num_kv_heads,
-                                   int64_t block_size, int64_t head_size) {
-  const Pages cache{pages, scales, num_kv_heads, block_size, head_size};
-  with_format(format, [&](auto kind) {
+void atom_lite::store_kv(const float* keys, const float* values, int64_t stride,
+                         const KVCache& cache, const int64_t* slots, int64_t rows) {
+  const Pages pages{cache.pages, cache.scales, cache.num_kv_heads, cache.block_size,
+                    cache.head_size};
+  with_format(cache.format, [&](auto kind) {
     using Format = decltype(kind);
-    auto* data = static_cast<typename Format::Stored*>(pages);
-#pragma omp parallel for schedule(static) \
-    if (rows * num_kv_heads * head_size >= kParallelFrom)
+    auto* data = static_cast<typename Format::Stored*>(cache.pages);
+#pragma omp for schedule(static) nowait
     for (int64_t row = 0; row < rows; ++row) {
-      const int64_t block = slots[row] / block_size, offset = slots[row] % block_size;
-      for (int64_t head = 0; head < num_kv_heads; ++head) {
+      const int64_t block = slots[row] / cache.block_size, offset = slots[row] % cache.block_size;
+      for (int64_t head = 0; head < cache.num_kv_heads; ++head) {
         for (int64_t which = 0; which < 2; ++which) {
-          const float* from = (which ? values : keys) + row * stride + head * head_size;
-          const int64_t slot = cache.first_slot(block, which, head) + offset;
-          const float scale = put(kind, from, data + slot * head_size, head_size);
-          if (Format::kScaled) scales[slot] = scale;
+          const float* from = (which ? values : keys) + row * stride + head * cache.head_size;
+          const int64_t slot = pages.first_slot(block, which, head) + offset;
+          const float scale = put(kind, from, data + slot * cache.head_size, cache.head_size);
+          if (Format::kScaled) cache.scales[slot] = scale;
         }
       }
     }
   });
+}
+
+extern "C" void atom_lite_store_kv(const float* keys, const float* values, int64_t stride,
+                                   void* pages, float* scales, int64_t format,
+                                   const int64_t* slots, int64_t rows, int64_t num_kv_heads,
+                                   int64_t block_size, int64_t head_size) {
+  const atom_lite::KVCache cache{pages, scales, format, num_kv_heads, block_size, head_size};
+#pragma omp parallel if (rows * num_kv_heads * head_size >= kParallelFrom)
+  atom_lite::store_kv(keys, values, stride, cache, slots, rows);
 }

@@ -24,9 +24,11 @@ def test_a_decode_is_bound_by_reading_weights_and_cache() -> None:
     case = Case(name="decode 2", rows=2, new_tokens=1, prefix_tokens=9)
     fast = Rates(bytes_per_second=1e3, flops=1e15)
     least = floors(case, SPEC, 5000, 50.0, fast)
-    assert least["linear"] == pytest.approx(5.0)
-    assert least["attention"] == pytest.approx(2 * 10 * 50 / 1e3)
-    assert least["Python"] == least["other"] == 0.0
+    weights = 2 * (32 * (2 * 4 + 2 * 2) * 8 + 3 * 32 * 64)
+    head = 5.0 * 32 * 100 / (weights + 32 * 100)
+    assert least["linear"] == pytest.approx(head)
+    assert least["layers"] == pytest.approx(5.0 - head + 2 * 10 * 50 / 1e3)
+    assert least["attention"] == least["Python"] == least["other"] == 0.0
 
 
 def test_a_prefill_is_bound_by_its_products() -> None:
@@ -36,11 +38,13 @@ def test_a_prefill_is_bound_by_its_products() -> None:
     weights = 2 * (32 * (2 * 4 + 2 * 2) * 8 + 3 * 32 * 64)
     assert least["linear"] == 2 * (3 * weights + 32 * 100)
     assert least["attention"] == 4 * 2 * 4 * 8 * (1 + 2 + 3)
+    assert least["layers"] == 0.0
 
 
 def test_kernels_and_operators_have_a_part() -> None:
     assert part_of("atom_lite_linear_f32") == "linear"
     assert part_of("atom_lite_prefill_attention") == "attention"
+    assert part_of("atom_lite_layers") == "layers"
     assert part_of("atom_lite_rms_norm_f32") == "other"
     assert torch_part("mkldnn::_linear_pointwise") == "linear"
     assert torch_part("aten::bmm") == "attention"

@@ -24,6 +24,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Levels:
+    """How a point's requests did; means and shares are over its requests.
+
+    Attributes:
+        goodput_per_second: requests that met both objectives, over the point's time.
+        fluidity_docs: mean, a late token counted once.
+        fluidity_paper: mean, a late token counted for each deadline that it missed.
+        fluid_share_docs: of requests with fluidity of at least 0.9.
+        fluid_share_paper: likewise.
+        late_gap_share: gaps longer than the objective, without any slack.
+    """
+
+    goodput_per_second: float
+    fluidity_docs: float
+    fluidity_paper: float
+    fluid_share_docs: float
+    fluid_share_paper: float
+    late_gap_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """What is reported about one point; None where nothing was measured. Times in seconds."""
 
@@ -43,6 +64,7 @@ class Figures:
     itl_max: float | None
     tpot_p50: float | None
     e2e_p50: float | None
+    levels: Levels | None = None  # by objectives, where there are some
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
@@ -58,13 +80,13 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 def figures_of(point: Point) -> Figures:
     """All figures of a point; with a window, of what happened inside it."""
-    records = [record for record in point.records if _touches(record, point.window)]
+    records = [record for record in point.records if touches(record, point.window)]
     good = [record for record in records if _counts(record, point)]
     failed = [record for record in records if record.error is not None]
-    began = [record for record in good if _inside(record.arrivals[0], point.window)]
+    began = [record for record in good if began_inside(record, point.window)]
     ttfts = [record.arrivals[0] - record.started for record in began]
-    gaps = [gap for record in good for gap in _gaps(record, point.window)]
-    tpots = [tpot for record in good if (tpot := _tpot(record)) is not None]
+    gaps = [gap for record in good for gap in gaps_of(record, point.window)]
+    tpots = [tpot for record in good if (tpot := tpot_of(record)) is not None]
     prompts = [record.prompt_tokens for record in good if record.prompt_tokens is not None]
     output_tokens = round(sum(_tokens_inside(record, point.window) for record in records))
     wall = point.ended - point.started
@@ -88,7 +110,8 @@ def figures_of(point: Point) -> Figures:
     )
 
 
-def _touches(record: RequestRecord, window: tuple[float, float] | None) -> bool:
+def touches(record: RequestRecord, window: tuple[float, float] | None) -> bool:
+    """Whether a request lived inside the window."""
     return window is None or (record.started <= window[1] and record.ended >= window[0])
 
 
@@ -97,11 +120,16 @@ def _counts(record: RequestRecord, point: Point) -> bool:
     return bool(record.arrivals) and (record.error is None or point.window is not None)
 
 
+def began_inside(record: RequestRecord, window: tuple[float, float] | None) -> bool:
+    """Whether its first token came inside the window."""
+    return bool(record.arrivals) and _inside(record.arrivals[0], window)
+
+
 def _inside(moment: float, window: tuple[float, float] | None) -> bool:
     return window is None or window[0] <= moment <= window[1]
 
 
-def _gaps(record: RequestRecord, window: tuple[float, float] | None) -> list[float]:
+def gaps_of(record: RequestRecord, window: tuple[float, float] | None) -> list[float]:
     """Gaps that touch the window, in full.
 
     A stream that was cut off closes its last gap there: one that stalled until the end of the run
@@ -123,7 +151,8 @@ def _tokens_inside(record: RequestRecord, window: tuple[float, float] | None) ->
     return record.output_tokens * inside / len(record.arrivals)
 
 
-def _tpot(record: RequestRecord) -> float | None:
+def tpot_of(record: RequestRecord) -> float | None:
+    """TPOT; None with fewer than two tokens."""
     if record.output_tokens < 2 or len(record.arrivals) < 2:
         return None
     return (record.arrivals[-1] - record.arrivals[0]) / (record.output_tokens - 1)

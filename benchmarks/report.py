@@ -37,6 +37,15 @@ _COLUMNS = (
     ("TPOT ms", 8),
     ("out tok/s", 10),
 )
+_LEVEL_COLUMNS = (
+    ("requests", 24),
+    ("goodput/s", 9),
+    ("fluidity docs", 13),
+    ("paper", 6),
+    ("fluid docs", 10),
+    ("paper", 6),
+    ("late gaps", 9),
+)
 
 
 def machine() -> dict[str, Any]:
@@ -108,6 +117,28 @@ def _row(row: Figures) -> str:
         number(row.output_tokens_per_second, 1),
     )
     return "  ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
+
+
+def levels_table(figures: Sequence[Figures]) -> str:
+    """Goodput and fluidity, one row for each point, as aligned text."""
+    header = "  ".join(f"{title:>{width}}" for title, width in _LEVEL_COLUMNS)
+    return "\n".join([header, *(_levels_row(row) for row in figures)])
+
+
+def _levels_row(row: Figures) -> str:
+    levels = row.levels
+    cells = [row.name, *["-"] * (len(_LEVEL_COLUMNS) - 1)]
+    if levels is not None:
+        cells[1:] = [
+            f"{levels.goodput_per_second:.3f}",
+            f"{levels.fluidity_docs:.3f}",
+            f"{levels.fluidity_paper:.3f}",
+            f"{levels.fluid_share_docs:.1%}",
+            f"{levels.fluid_share_paper:.1%}",
+            f"{levels.late_gap_share:.1%}",
+        ]
+    pairs = zip(cells, _LEVEL_COLUMNS, strict=True)
+    return "  ".join(f"{cell:>{width}}" for cell, (_, width) in pairs)
 
 
 def number(value: float | None, digits: int) -> str:

@@ -1,5 +1,7 @@
 """Load any OpenAI-compatible server and report TTFT, ITL, TPOT and output tokens per second.
 
+With `--tbt-slo-ms` also goodput and fluidity by these objectives (service_levels.py).
+
     python -m benchmarks.serve_load --base-url http://127.0.0.1:8000 --workload single
 
 Needs no more of the server than a streaming /v1/chat/completions (or /v1/completions with
@@ -26,17 +28,18 @@ from tqdm import tqdm
 from benchmarks import report
 from benchmarks.figures import Figures, figures_of
 from benchmarks.memory import MemoryUse, MemoryWatch
+from benchmarks.service_levels import Objectives, levels_of
 from benchmarks.stream_client import LoadError, StreamClient
 from benchmarks.target import PATHS, Target, connect
-from benchmarks.workloads import WORKLOADS, Run
+from benchmarks.workloads import WORKLOADS, Point, Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchmarks.workloads import Point
-
 WARM_UP_PROMPT_TOKENS = 256
 WARM_UP_OUTPUT_TOKENS = 8
+_OBJECTIVES = ("tbt_slo_ms", "ttft_slo_ms", "ttft_slo_ms_per_token")
+DEFAULT_TTFT_MS = 300.0  # Etalon's slack of a first token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,7 @@ class Load:
     timeout: float = 1800.0
     pid: int | None = None
     quiet: bool = False
+    objectives: Objectives | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,7 @@ class Outcome:
     """What a load brought."""
 
     figures: list[Figures]
+    points: list[Point]
     server: dict[str, Any]
     client_us_per_chunk: float
     memory: MemoryUse | None
@@ -83,11 +88,17 @@ async def run_load(load: Load) -> Outcome:
     records = {id(record): record for point in points for record in point.records}
     chunks = sum(record.num_chunks for record in records.values())
     return Outcome(
-        figures=[figures_of(point) for point in points],
+        figures=[_figures(point, load.objectives) for point in points],
+        points=points,
         server=target.describe(),
         client_us_per_chunk=cpu_seconds / max(1, chunks) * 1e6,
         memory=watch.stop() if watch else None,
     )
+
+
+def _figures(point: Point, objectives: Objectives | None) -> Figures:
+    levels = None if objectives is None else levels_of(point, objectives)
+    return replace(figures_of(point), levels=levels)
 
 
 async def _drive(load: Load, run: Run) -> tuple[list[Point], float]:
@@ -128,6 +139,7 @@ def document(load: Load, outcome: Outcome, argv: Sequence[str]) -> dict[str, Any
         "workload": load.workload,
         "scale": load.scale,
         "seed": load.seed,
+        "objectives": asdict(load.objectives) if load.objectives else None,
         "points": report.as_json(outcome.figures),
         "client_us_per_chunk": round(outcome.client_us_per_chunk, 1),
         "memory": asdict(outcome.memory) if outcome.memory else None,
@@ -139,6 +151,8 @@ def print_outcome(load: Load, outcome: Outcome) -> None:
     dialect = outcome.server["dialect"]
     print(f"{outcome.server['model']} at {load.base_url}, {load.workload}, seed {load.seed}")
     print(report.table(outcome.figures))
+    if load.objectives is not None:
+        print(report.levels_table(outcome.figures))
     if outcome.memory is not None:
         print(report.memory_line(outcome.memory))
     print(f"client: {outcome.client_us_per_chunk:.0f} us of CPU a chunk")
@@ -172,6 +186,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--timeout", type=float, default=1800.0, metavar="SECONDS", help="of the whole workload"
     )
+    parser.add_argument("--tbt-slo-ms", type=float, help="objective of gaps; turns fluidity on")
+    parser.add_argument(
+        "--ttft-slo-ms", type=float, default=DEFAULT_TTFT_MS, help="objective of first tokens"
+    )
+    parser.add_argument(
+        "--ttft-slo-ms-per-token", type=float, default=0.0, help="on top of it, for long prompts"
+    )
     parser.add_argument("--pid", type=int, help="server process whose tree's memory is reported")
     return parser
 
@@ -188,7 +209,23 @@ def parse_load(argv: Sequence[str]) -> tuple[Load, Path | None]:
         options["seed"] = secrets.randbits(32)
     if options["scale"] <= 0:
         raise LoadError(f"--scale must be above 0, got {options['scale']}")
+    options["objectives"] = _objectives(options)
     return Load(**options), json_path
+
+
+def _objectives(options: dict[str, Any]) -> Objectives | None:
+    """What the flags promise; takes them out of `options`."""
+    gap, first, per_token = (options.pop(name) for name in _OBJECTIVES)
+    for name, value in zip(_OBJECTIVES, (gap, first, per_token), strict=True):
+        if value is not None and not 0 <= value < float("inf"):
+            raise LoadError(f"--{name.replace('_', '-')} must be finite and not below 0: {value}")
+    if gap is None:
+        return None
+    if gap == 0:
+        raise LoadError("--tbt-slo-ms must be above 0")
+    return Objectives(
+        tbt_seconds=gap / 1e3, ttft_seconds=first / 1e3, ttft_seconds_per_token=per_token / 1e3
+    )
 
 
 def main() -> None:

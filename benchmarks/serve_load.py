@@ -31,7 +31,8 @@ from benchmarks.memory import MemoryUse, MemoryWatch
 from benchmarks.service_levels import Objectives, levels_of
 from benchmarks.stream_client import LoadError, StreamClient
 from benchmarks.target import PATHS, Target, connect
-from benchmarks.workloads import WORKLOADS, Point, Run
+from benchmarks.workload_list import WORKLOADS
+from benchmarks.workloads import Point, Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -180,7 +181,8 @@ def _parser() -> argparse.ArgumentParser:
         type=_integers,
         default=(),
         metavar="N,N",
-        help="only these prompt lengths (single) or numbers at once (concurrency)",
+        help="only these prompt lengths (single) or numbers at once (concurrency); another length "
+        "of the long prompts (interference)",
     )
     parser.add_argument("--seed", type=int, help="of the prompts; default: a fresh one, printed")
     parser.add_argument(

@@ -1,8 +1,11 @@
-"""The four load shapes and how each is driven; returns records, draws no conclusions.
+"""The load shapes and how each is driven; returns records, draws no conclusions.
 
     single         one request at a time, prompts of 128, 1024, 4096 and 7500 tokens
     concurrency    64 requests of ~256 different prompt tokens, with 1, 8 and 32 at once
     interference   8 streams, refilled, while a 6000-token prompt arrives every 3 s, four times
+                   (--points: another length)
+    poisson, bursty, varying
+                   requests at random times, see open_loop.py
     shared-prefix  16 requests, one after the other, on one 3000-token prefix
 
 Each shape yields *points*: sets of requests whose figures are reported together. Everything is
@@ -16,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from benchmarks.stream_client import LoadError, RequestRecord
@@ -152,12 +155,13 @@ async def interference(run: Run) -> list[Point]:
     streams run until the first long prompt; `streams, during` lasts from there until the last long
     prompt's first token.
     """
-    longs = await run.prompts("long", LONG_PROMPT, run.scaled(LONG_ARRIVALS))
+    tokens = run.points[0] if run.points else LONG_PROMPT
+    longs = await run.prompts("long", tokens, run.scaled(LONG_ARRIVALS))
     streams = _RefilledStreams(run)
     await streams.start()
     try:
         quiet_since = time.perf_counter()
-        await _sleep_until(quiet_since + LONG_EVERY_SECONDS, run.deadline)
+        await sleep_until(quiet_since + LONG_EVERY_SECONDS, run.deadline)
         first_long = time.perf_counter()
         records = await _staggered(run, longs, first_long)
     finally:
@@ -168,7 +172,7 @@ async def interference(run: Run) -> list[Point]:
         streams.point("streams, before", (quiet_since, first_long)),
         streams.point("streams, during", (first_long, last_first_token)),
         Point(
-            name=f"{LONG_PROMPT}-token prompts",
+            name=f"{tokens}-token prompts",
             records=records,
             started=first_long,
             ended=max(record.ended for record in records),
@@ -194,13 +198,14 @@ async def _at_once(
 
 async def _staggered(run: Run, prompts: list[str], start: float) -> list[RequestRecord]:
     async def at(index: int, prompt: str) -> RequestRecord:
-        await _sleep_until(start + index * LONG_EVERY_SECONDS, run.deadline)
+        await sleep_until(start + index * LONG_EVERY_SECONDS, run.deadline)
         return await run.send(prompt, LONG_OUTPUT)
 
     return await asyncio.gather(*(at(index, prompt) for index, prompt in enumerate(prompts)))
 
 
-async def _sleep_until(moment: float, deadline: float) -> None:
+async def sleep_until(moment: float, deadline: float) -> None:
+    """Until then, or until the run's deadline."""
     await asyncio.sleep(max(0.0, min(moment, deadline) - time.perf_counter()))
 
 
@@ -255,24 +260,3 @@ class _RefilledStreams:
                     return
         finally:
             ready.set()
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """A load shape by name."""
-
-    drive: Callable[[Run], Awaitable[list[Point]]]
-    count: Callable[[Run], int]  # requests that the progress bar will see
-
-
-WORKLOADS: dict[str, Workload] = {
-    "single": Workload(
-        single, lambda run: len(run.chosen(SINGLE_PROMPTS)) * run.scaled(SINGLE_REPEATS)
-    ),
-    "concurrency": Workload(
-        concurrency,
-        lambda run: len(run.chosen(CONCURRENCY_LEVELS)) * run.scaled(CONCURRENCY_REQUESTS),
-    ),
-    "interference": Workload(interference, lambda run: run.scaled(LONG_ARRIVALS)),
-    "shared-prefix": Workload(shared_prefix, lambda run: max(2, run.scaled(SHARED_REQUESTS))),
-}

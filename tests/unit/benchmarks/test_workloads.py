@@ -9,7 +9,8 @@ import pytest
 from benchmarks import workloads
 from benchmarks.stream_client import LoadError, StreamClient
 from benchmarks.target import connect
-from benchmarks.workloads import WORKLOADS, Point, Run
+from benchmarks.workload_list import WORKLOADS
+from benchmarks.workloads import Point, Run
 from tests.fakes.openai_server import Behaviour, FakeServer, running
 
 

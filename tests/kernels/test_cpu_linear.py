@@ -63,6 +63,13 @@ def test_rows_of_a_wider_matrix_are_read_in_place(kernel: LinearKernel) -> None:
     torch.testing.assert_close(got, wide[:, 3:20] @ weight.T)
 
 
+def test_no_rows_are_no_work(kernel: LinearKernel) -> None:
+    weight, nothing = torch.randn(40, 17), torch.empty(0, 17)
+    assert kernel.multiply(nothing, kernel.pack(weight)).shape == (0, 40)
+    assert kernel.multiply(nothing, kernel.pack(weight, gated=True)).shape == (0, 20)
+    kernel.add_product(nothing, kernel.pack(weight), torch.empty(0, 40))
+
+
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_row_does_not_depend_on_its_company(kernel: LinearKernel, gated: bool) -> None:
     weight = torch.randn(96, 300)

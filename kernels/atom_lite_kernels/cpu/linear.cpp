@@ -26,7 +26,7 @@ using namespace atom_lite;
 
 // Rows of x whose sums fit the registers: beside nothing else, beside a weight that is widened there,
 // and for two panels at once.
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || ATOM_LITE_LANES == 16  // set by hand: see vectors.h
 constexpr int64_t kLanes = 16, kRows = 12, kWidenedRows = 12, kRowsOfTwoPanels = 6;
 #elif defined(__AVX__)
 constexpr int64_t kLanes = 8, kRows = 6, kWidenedRows = 4, kRowsOfTwoPanels = 2;
@@ -372,6 +372,7 @@ constexpr decltype(&gather<Float32>) kGather[] = {
 
 void atom_lite::multiply(const Matrix& matrix, const float* x, int64_t x_stride, float* y,
                          int64_t y_stride, int64_t rows, Mode mode) {
+  if (rows == 0) return;  // a tile holds one at least
   const Weight weight{matrix.data, matrix.scales, matrix.bias, matrix.inner};
   kMultiply[matrix.format](x, Shape{rows, matrix.outer, x_stride, y_stride, mode}, weight, y);
 }

@@ -11,7 +11,8 @@ another one first each time, because the speed of a shared machine drifts. Three
     quantized  the GGUF file's own format kept: single
 
 A server takes part where it can. Writes OUTPUT.json after every visit (`--resume` goes on with it)
-and OUTPUT.md. Exit code 0 whatever the figures are; 2: nothing could be measured.
+and OUTPUT.md. Exit code 0: each server answered in each setup, whatever the figures are; 1: one
+never did, and standard error says which and why; 2: nothing could be measured.
 """
 
 from __future__ import annotations
@@ -164,6 +165,25 @@ def resumed(path: Path, comparison: Comparison) -> list[Visit]:
     return visits
 
 
+def silent(visits: Sequence[Visit]) -> list[str]:
+    """The servers that never answered in a setup, a line for each with its first reason."""
+    found = []
+    for setup, server in dict.fromkeys((one.setup, one.server) for one in visits):
+        mine = [one for one in visits if (one.setup, one.server) == (setup, server)]
+        if not any(one.is_answered for one in mine):
+            reasons = [line for one in mine for line in one.failures]
+            reason = " ".join((reasons or ["no request was sent"])[0].split())
+            found.append(f"{server} answered nothing in setup {setup}: {reason}")
+    return found
+
+
+def exit_code(visits: Sequence[Visit]) -> int:
+    """0: all servers were measured; 1: some were; 2: none was."""
+    if not any(one.is_answered for one in visits):
+        return 2
+    return 1 if silent(visits) else 0
+
+
 def parse_comparison(argv: Sequence[str]) -> Comparison:
     """Flags to a comparison.
 
@@ -229,7 +249,9 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     print(path.with_suffix(".md").read_text())
-    sys.exit(0 if any(one.workloads for one in visits) else 2)
+    for line in silent(visits):
+        print(f"error: {line}", file=sys.stderr)
+    sys.exit(exit_code(visits))
 
 
 if __name__ == "__main__":

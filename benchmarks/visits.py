@@ -47,6 +47,12 @@ class Visit:
         """What a resumed run must not repeat."""
         return self.setup, self.server, self.round
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether the server answered at least one measured request."""
+        points = [point for outcome in self.workloads.values() for point in outcome["points"]]
+        return any(point["failed"] < point["requests"] for point in points)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:

@@ -245,6 +245,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="GGUF file or OpenVINO directory")
     parser.add_argument("--tokenizer", type=Path, required=True, help="Hugging Face directory")
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
+    parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     options = parser.parse_args()
     ours, engines = multiprocessing.Pipe()
@@ -257,7 +258,7 @@ def main() -> None:
     engine.start()
     engines.close()  # so that the engine's end is seen at this one
     front = Front(ours, options.tokenizer, options.model.stem)
-    uvicorn.run(front, host="127.0.0.1", port=options.port, log_level="warning", access_log=False)
+    uvicorn.run(front, host=options.host, port=options.port, log_level="warning", access_log=False)
 
 
 if __name__ == "__main__":

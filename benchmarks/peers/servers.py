@@ -8,7 +8,7 @@ a step, the flag by which a server keeps streams going beside long prompts.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from benchmarks.stream_client import LoadError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+HOST = "127.0.0.1"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 BUDGET_TOKENS = 2048  # of peers that take one, where no other is asked for
 SEQUENCES = 32
@@ -44,30 +45,18 @@ class Serving:
 
 def atom_lite(model: Path, dtype: str | None, extra: Sequence[str] = ()) -> Launch:
     """This project's server."""
-    port = free_port()
     command = (sys.executable, "-m", "atom_lite.serve", "--model", str(model))
     kind = () if dtype is None else ("--dtype", dtype)
-    return Launch(
-        name="atom_lite",
-        command=(*command, *kind, "--host", "127.0.0.1", "--port", str(port), *extra),
-        base_url=f"http://127.0.0.1:{port}",
-        environment=OFFLINE,
-    )
+    return _launch("atom_lite", *command, *kind, *extra)
 
 
 def transformers_serve(model: Path, dtype: str, extra: Sequence[str] = ()) -> Launch:
     """`transformers serve` with continuous batching, its best mode for many requests."""
-    port = free_port()
     program = Path(sys.executable).with_name("transformers")
     if not program.exists():
         raise LoadError(f"no transformers command beside {sys.executable}")
-    command = (str(program), "serve", "--continuous-batching", "--device", "cpu", "--dtype", dtype)
-    return Launch(
-        name="transformers",
-        command=(*command, "--host", "127.0.0.1", "--port", str(port), *extra, str(model)),
-        base_url=f"http://127.0.0.1:{port}",
-        environment=OFFLINE,
-    )
+    command = (str(program), "serve", str(model), "--continuous-batching", "--device", "cpu")
+    return _launch("transformers", *command, "--dtype", dtype, *extra)
 
 
 def _transformers(serving: Serving) -> Launch | None:
@@ -80,53 +69,47 @@ def _vllm(serving: Serving) -> Launch | None:
     """The CPU build of vLLM; it reads no GGUF there."""
     if serving.dtype is None:
         return None
-    port = free_port()
-    model = exported_model(serving.gguf, cache_directory())
-    return Launch(
-        name="vllm",
-        command=(
-            *(str(RECIPES["vllm"].program("vllm")), "serve", str(model)),
-            *("--dtype", serving.dtype, "--generation-config", "vllm"),
-            *("--max-num-seqs", str(SEQUENCES)),
-            *("--max-num-batched-tokens", str(serving.budget or BUDGET_TOKENS)),
-            *("--host", "127.0.0.1", "--port", str(port)),
-        ),
-        base_url=f"http://127.0.0.1:{port}",
-        environment=OFFLINE
-        | {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},
-        start_seconds=600.0,  # it compiles
+    start = _launch(
+        "vllm",
+        # not `vllm serve`, which looks for a package called vllm and finds vllm-cpu
+        *(str(RECIPES["vllm"].program("python")), "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(exported_model(serving.gguf, cache_directory()))),
+        *("--dtype", serving.dtype, "--generation-config", "vllm"),
+        *("--max-num-seqs", str(SEQUENCES)),
+        *("--max-num-batched-tokens", str(serving.budget or BUDGET_TOKENS)),
     )
+    own = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    return replace(start, environment=OFFLINE | own, start_seconds=600.0)  # it compiles
 
 
 def _llama(serving: Serving) -> Launch | None:
-    port = free_port()
     batch = serving.budget or BUDGET_TOKENS
-    return Launch(
-        name="llama",
-        command=(
-            *(str(RECIPES["llama"].program("llama-server")), "--model", str(_file(serving))),
-            *("--ctx-size", str(KV_TOKENS), "--parallel", str(SEQUENCES), "--kv-unified"),
-            *("--batch-size", str(batch), "--ubatch-size", str(min(batch, 512))),
-            *("--host", "127.0.0.1", "--port", str(port)),
-        ),
-        base_url=f"http://127.0.0.1:{port}",
-        environment=OFFLINE,
+    return _launch(
+        "llama",
+        *(str(RECIPES["llama"].program("llama-server")), "--model", str(_file(serving))),
+        *("--ctx-size", str(KV_TOKENS), "--parallel", str(SEQUENCES), "--kv-unified"),
+        *("--batch-size", str(batch), "--ubatch-size", str(min(batch, 512))),
     )
 
 
 def _openvino(serving: Serving) -> Launch | None:
     """OpenVINO GenAI is a library; `openvino_front.py` puts HTTP before it."""
-    port = free_port()
     tokenizer = exported_model(serving.gguf, cache_directory())
+    return _launch(
+        "openvino",
+        *(str(RECIPES["openvino"].program("python")), "-P", str(FRONT)),
+        *("--model", str(_file(serving)), "--tokenizer", str(tokenizer)),
+        *("--max-num-batched-tokens", str(serving.budget or BUDGET_TOKENS)),
+    )
+
+
+def _launch(name: str, *command: str) -> Launch:
+    """A server on a free port of this machine; all take the same two flags for that."""
+    port = free_port()
     return Launch(
-        name="openvino",
-        command=(
-            *(str(RECIPES["openvino"].program("python")), "-P", str(FRONT)),
-            *("--model", str(_file(serving)), "--tokenizer", str(tokenizer)),
-            *("--max-num-batched-tokens", str(serving.budget or BUDGET_TOKENS)),
-            *("--port", str(port)),
-        ),
-        base_url=f"http://127.0.0.1:{port}",
+        name=name,
+        command=(*command, "--host", HOST, "--port", str(port)),
+        base_url=f"http://{HOST}:{port}",
         environment=OFFLINE,
     )
 

@@ -4,14 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from benchmarks.compare_peers import exit_code, parse_comparison, resumed, setups, silent
 from benchmarks.compare_peers import launch as peer_launch
-from benchmarks.compare_peers import parse_comparison, resumed, setups
 from benchmarks.peer_goals import GOALS, Goal
 from benchmarks.peer_report import markdown, rows
 from benchmarks.peers import servers
@@ -175,6 +175,26 @@ def test_a_goal_is_judged_against_the_best_peer_of_the_run() -> None:
     )
     assert "| 120 | 100 | 10 | vllm | 1.200 | 1.2x best peer | yes | 450 |" in page
     assert "- round 0, plain, llama: single: it broke" in page
+
+
+def answering(server: str, failed: int, *failures: str) -> Visit:
+    point = {"requests": 3, "failed": failed}
+    workloads = {"single": {"points": [point]}}
+    return replace(visit_of(server, 0, 1.0, *failures), workloads=workloads)
+
+
+def test_servers_that_answered_nothing_are_named_with_the_reason() -> None:
+    whole, partly = answering("atom_lite", 0), answering("llama", 2, "one broke")
+    assert (exit_code([whole, partly]), silent([whole, partly])) == (0, [])
+    dumb, dead = answering("vllm", 3, "HTTP 500:\nbroken"), visit_of("openvino", 0, 1.0, "no start")
+    assert exit_code([whole, dumb, dead]) == 1
+    assert silent([whole, dumb, dead]) == [
+        "vllm answered nothing in setup plain: HTTP 500: broken",
+        "openvino answered nothing in setup plain: no start",
+    ]
+    again = replace(answering("vllm", 1), round=1)
+    assert exit_code([whole, dumb, again]) == 0  # one round is enough
+    assert exit_code([dumb, dead]) == exit_code([]) == 2
 
 
 def test_a_limit_needs_no_peer() -> None:

@@ -8,24 +8,22 @@ import pytest
 import torch
 
 from atom_lite_kernels import reference
-from atom_lite_kernels.cpu.attention import load_attention
+from atom_lite_kernels.cpu.decode_attention import DecodeAttention
 from atom_lite_kernels.paged_kv import LayerKV, as_stored, is_scaled
 
 if TYPE_CHECKING:
+    import ctypes
+
     from torch import Tensor
 
-    from atom_lite_kernels.cpu.decode_attention import DecodeAttention
 
 BLOCK = 16
 SCALE = 0.2
 
 
 @pytest.fixture
-def kernel() -> DecodeAttention:
-    loaded = load_attention()
-    if loaded is None:
-        pytest.skip("this machine has no C++ compiler")
-    return loaded.decode
+def kernel(library: ctypes.CDLL) -> DecodeAttention:
+    return DecodeAttention(library)
 
 
 def paged(

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
 from atom_lite_kernels import reference
-from atom_lite_kernels.cpu.attention import AttentionKernels, load_attention
+from atom_lite_kernels.cpu.attention import AttentionKernels
 from atom_lite_kernels.paged_kv import LayerKV, as_numbers, as_stored, is_scaled
+
+if TYPE_CHECKING:
+    import ctypes
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn]
 
 
 @pytest.fixture
-def kernels() -> AttentionKernels:
-    loaded = load_attention()
-    if loaded is None:
-        pytest.skip("this machine has no C++ compiler")
-    return loaded
+def kernels(library: ctypes.CDLL) -> AttentionKernels:
+    return AttentionKernels(library)
 
 
 def ones(dtype: torch.dtype, head_size: int) -> LayerKV:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
 from atom_lite_kernels import reference
-from atom_lite_kernels.cpu.linear import LinearKernel, load_linear
+from atom_lite_kernels.cpu.linear import LinearKernel
+
+if TYPE_CHECKING:
+    import ctypes
 
 
 @pytest.fixture
-def kernel() -> LinearKernel:
-    loaded = load_linear()
-    if loaded is None:
-        pytest.skip("this machine has no C++ compiler")
-    return loaded
+def kernel(library: ctypes.CDLL) -> LinearKernel:
+    return LinearKernel(library)
 
 
 @pytest.mark.parametrize("rows", [*range(1, 15), 33, 200])

@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from atom_lite_kernels import reference
-from atom_lite_kernels.cpu.linear import Format, LinearKernel, Panels, load_linear
+from atom_lite_kernels.cpu.linear import Format, LinearKernel, Panels
 
 if TYPE_CHECKING:
+    import ctypes
     from collections.abc import Callable
 
 FORMATS: tuple[Format, ...] = ("float32", "bfloat16", "4 half", "4 float", "8 half", "8 float")
-LOADED = load_linear()
-
-pytestmark = pytest.mark.skipif(LOADED is None, reason="this machine has no C++ compiler")
 
 
 @dataclass
@@ -29,12 +27,13 @@ class Packed:
     values: Tensor  # [N, K] float32, what the panels stand for
 
 
-def kernel() -> LinearKernel:
-    assert LOADED is not None
-    return LOADED
+@pytest.fixture(scope="module")
+def kernel(library: ctypes.CDLL) -> LinearKernel:
+    return LinearKernel(library)
 
 
 def make(
+    kernel: LinearKernel,
     kind: Format,
     outer: int,
     inner: int,
@@ -46,7 +45,7 @@ def make(
     """A random weight in a format, and its values by plain arithmetic."""
     if kind in ("float32", "bfloat16"):
         weight = torch.randn(outer, inner).to(getattr(torch, kind))
-        return Packed(kernel().pack(weight, bias, gated=gated), weight.float())
+        return Packed(kernel.pack(weight, bias, gated=gated), weight.float())
     bits, scales = int(kind[0]), kind[2:]
     group = 16 if kind == "8 float" else 32
     # as formats have them: a float16, or its product with a small integer
@@ -58,7 +57,7 @@ def make(
         minimum = torch.zeros_like(scale)
     low, high = (0, 16) if bits == 4 and with_minimum else (-(1 << bits - 1), 1 << bits - 1)
     quants = torch.randint(low, high, (outer, inner), dtype=torch.int8)
-    panels = kernel().pack_groups(
+    panels = kernel.pack_groups(
         *(quants, scale, minimum if bits == 4 and with_minimum else None, bias),
         bits=bits,
         gated=gated,
@@ -74,93 +73,93 @@ def relative_error(got: Tensor, exact: Tensor) -> float:
 @pytest.mark.parametrize("kind", FORMATS)
 @settings(max_examples=12)
 @given(data=st.data())
-def test_products_are_near_the_float64_reference(kind: Format, data: st.DataObject) -> None:
+def test_products_are_near_the_float64_reference(
+    kernel: LinearKernel, kind: Format, data: st.DataObject
+) -> None:
     torch.manual_seed(data.draw(st.integers(0, 99), label="seed"))
     rows = data.draw(st.integers(1, 40), label="rows")
     inner = 32 * data.draw(st.integers(1, 9), label="groups")
     outer = data.draw(st.integers(1, 90), label="outer")
     bias = torch.randn(outer) if data.draw(st.booleans(), label="bias") else None
-    weight = make(kind, outer, inner, bias=bias, with_minimum=data.draw(st.booleans()))
+    weight = make(kernel, kind, outer, inner, bias=bias, with_minimum=data.draw(st.booleans()))
     assert weight.panels.format == kind
     wide = torch.randn(rows, inner + 3)
     x = wide[:, 3:]  # rows of a wider matrix
     exact = torch.nn.functional.linear(
         x.double(), weight.values.double(), None if bias is None else bias.double()
     )
-    y = kernel().multiply(x, weight.panels)
+    y = kernel.multiply(x, weight.panels)
     assert relative_error(y, exact) < 1e-5
     residual = torch.randn(rows, outer)
     expected = residual + y
-    kernel().add_product(x, weight.panels, residual)
+    kernel.add_product(x, weight.panels, residual)
     torch.testing.assert_close(residual, expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize(
-    "multiply",
-    [
-        lambda x, panels: kernel().multiply(x, panels),
-        lambda x, panels: _added(x, panels),
-    ],
-)
-def test_a_row_does_not_depend_on_its_company(
-    kind: Format, multiply: Callable[[Tensor, Panels], Tensor]
-) -> None:
-    panels = make(kind, 85, 320, bias=torch.randn(85)).panels
-    x = torch.randn(60, 320)
-    together = multiply(x, panels)
-    for count in range(1, 60):
-        assert torch.equal(multiply(x[:count], panels), together[:count]), count
-    assert torch.equal(multiply(x[17:18], panels), together[17:18])
-
-
-def _added(x: Tensor, panels: Panels) -> Tensor:
+def added(kernel: LinearKernel, x: Tensor, panels: Panels) -> Tensor:
     y = torch.ones(len(x), panels.num_columns)
-    kernel().add_product(x, panels, y)
+    kernel.add_product(x, panels, y)
     return y
 
 
 @pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("multiply", [LinearKernel.multiply, added])
+def test_a_row_does_not_depend_on_its_company(
+    kernel: LinearKernel, kind: Format, multiply: Callable[[LinearKernel, Tensor, Panels], Tensor]
+) -> None:
+    panels = make(kernel, kind, 85, 320, bias=torch.randn(85)).panels
+    x = torch.randn(60, 320)
+    together = multiply(kernel, x, panels)
+    for count in range(1, 60):
+        assert torch.equal(multiply(kernel, x[:count], panels), together[:count]), count
+    assert torch.equal(multiply(kernel, x[17:18], panels), together[17:18])
+
+
+@pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("rows", [1, 3, 5, 29])
-def test_gated_products_are_silu_of_gate_times_up(kind: Format, rows: int) -> None:
+def test_gated_products_are_silu_of_gate_times_up(
+    kernel: LinearKernel, kind: Format, rows: int
+) -> None:
     bias = torch.randn(2 * 21)
-    weight = make(kind, 2 * 21, 64, bias=bias, gated=True)
+    weight = make(kernel, kind, 2 * 21, 64, bias=bias, gated=True)
     x = torch.randn(rows, 64) / 8
     exact = reference.silu_and_multiply(
         torch.nn.functional.linear(x.double(), weight.values.double(), bias.double())
     )
-    assert relative_error(kernel().multiply(x, weight.panels), exact) < 1e-5
+    assert relative_error(kernel.multiply(x, weight.panels), exact) < 1e-5
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("count", [0, 1, 20])
-def test_columns_come_out_as_they_were_packed(kind: Format, count: int) -> None:
-    weight = make(kind, 45, 96)
+def test_columns_come_out_as_they_were_packed(
+    kernel: LinearKernel, kind: Format, count: int
+) -> None:
+    weight = make(kernel, kind, 45, 96)
     ids = torch.randint(45, (count,))
-    assert torch.equal(kernel().columns(weight.panels, ids), weight.values[ids])
+    assert torch.equal(kernel.columns(weight.panels, ids), weight.values[ids])
 
 
 @pytest.mark.parametrize("ids", [[0, 45], [-1]])
-def test_columns_beyond_the_weight_are_refused(ids: list[int]) -> None:
-    weight = make("bfloat16", 45, 32)
+def test_columns_beyond_the_weight_are_refused(kernel: LinearKernel, ids: list[int]) -> None:
+    weight = make(kernel, "bfloat16", 45, 32)
     with pytest.raises(IndexError, match="of a table of 45"):
-        kernel().columns(weight.panels, torch.tensor(ids))
+        kernel.columns(weight.panels, torch.tensor(ids))
 
 
-def test_scales_that_float16_does_not_hold_stay_float32() -> None:
+def test_scales_that_float16_does_not_hold_stay_float32(kernel: LinearKernel) -> None:
     quants = torch.zeros(4, 32, dtype=torch.int8)
     for value in (1e-9, 7e4, 1 / 3, torch.inf, torch.nan):
         scale = torch.full((4, 1), value)
-        assert kernel().pack_groups(quants, scale, None, bits=4).format == "4 float"
-        assert kernel().pack_groups(quants, scale, None, bits=8).format == "8 float"
+        assert kernel.pack_groups(quants, scale, None, bits=4).format == "4 float"
+        assert kernel.pack_groups(quants, scale, None, bits=8).format == "8 float"
 
 
-def test_half_scales_are_read_exactly() -> None:
+def test_half_scales_are_read_exactly(kernel: LinearKernel) -> None:
     """All finite float16 numbers, subnormal and negative ones too."""
     halves = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16).float()
     scale = halves[halves.isfinite()].view(-1, 1)
     quants = torch.ones(len(scale), 32, dtype=torch.int8)
-    panels = kernel().pack_groups(quants, scale, None, bits=8)
+    panels = kernel.pack_groups(quants, scale, None, bits=8)
     assert panels.format == "8 half"
-    rows = kernel().columns(panels, torch.arange(len(scale)))
+    rows = kernel.columns(panels, torch.arange(len(scale)))
     assert torch.equal(rows, scale.expand(-1, 32))

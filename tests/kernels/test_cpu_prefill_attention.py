@@ -9,21 +9,18 @@ import pytest
 import torch
 
 from atom_lite_kernels import reference
-from atom_lite_kernels.cpu.attention import load_attention
+from atom_lite_kernels.cpu.prefill_attention import PrefillAttention
 from atom_lite_kernels.paged_kv import LayerKV, as_stored
 
 if TYPE_CHECKING:
-    from atom_lite_kernels.cpu.prefill_attention import PrefillAttention
+    import ctypes
 
 SCALE = 0.2
 
 
 @pytest.fixture
-def kernel() -> PrefillAttention:
-    loaded = load_attention()
-    if loaded is None:
-        pytest.skip("this machine has no C++ compiler")
-    return loaded.prefill
+def kernel(library: ctypes.CDLL) -> PrefillAttention:
+    return PrefillAttention(library)
 
 
 class Prompt:

@@ -48,17 +48,20 @@ class ContextLimits:
         if kept is None:
             return prompt
         most = max(0, self._ready.max_model_len - room)
+        output = f"{room} of output"
+        if body.asked_max_tokens is not None:
+            output += f" ('{body.max_tokens_param}')"
         if kept > most:
             raise RequestError(
                 f"'truncate_prompt_tokens' = {kept} is more than the {most} tokens that the "
-                f"context of {self._ready.max_model_len} leaves beside {room} of output",
+                f"context of {self._ready.max_model_len} leaves beside {output}",
                 param="truncate_prompt_tokens",
             )
         kept = most if kept < 0 else kept
         if kept == 0:
             raise RequestError(
                 f"'truncate_prompt_tokens' = {body.truncate_prompt_tokens} leaves no token of the "
-                f"prompt beside {room} of output",
+                f"prompt beside {output}",
                 param="truncate_prompt_tokens",
             )
         ids = prompt.token_ids
@@ -87,7 +90,7 @@ class ContextLimits:
                 "The prompt is empty: it needs at least one token", param=body.prompt_param
             )
         if num_prompt + least > limit:
-            blame = "max_tokens" if asked and num_prompt < limit else body.prompt_param
+            blame = body.max_tokens_param if asked and num_prompt < limit else body.prompt_param
             raise _too_long(num_prompt, least, limit, blame)
         if num_prompt + min(1, least) > self._capacity:
             raise RequestError(

@@ -156,6 +156,11 @@ class GenerationRequest(RequestBody, SamplingFields, StructuredFields):
         return self.max_tokens
 
     @property
+    def max_tokens_param(self) -> str:
+        """The name that counts."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
     def wants_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return bool(self.stream_options and self.stream_options.include_usage)

@@ -36,7 +36,7 @@ class CompletionRequest(GenerationRequest):
     @model_validator(mode="after")
     def _check_completion(self) -> CompletionRequest:
         if self.asked_max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
-            name = "max_completion_tokens" if self.max_completion_tokens == 0 else "max_tokens"
+            name = self.max_tokens_param
             raise conflict(name, f"'{name}' = 0 needs 'echo': true or 'prompt_logprobs'")
         if (self.model_extra or {}).get("top_logprobs"):
             raise conflict("top_logprobs", "'top_logprobs' is chat's; completions take 'logprobs'")

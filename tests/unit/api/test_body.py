@@ -139,6 +139,7 @@ def test_a_prompt_of_which_nothing_is_kept_is_the_truncation_s_fault(tokenizer):
                 answer = await served.complete(**fields, max_tokens=256)
                 assert answer.status_code == 400
                 assert answer.json()["error"]["param"] == "truncate_prompt_tokens"
+                assert "256 of output ('max_tokens')" in answer.json()["error"]["message"]
 
     run(scenario())
 

@@ -52,6 +52,9 @@ MAX_CHILDREN = 4
 MAX_SLOW_CHILDREN = 2
 QUICK_SECONDS = 1.0
 FOREGROUND_SECONDS = 0.1  # a child that takes longer is paced
+# The last stage loads what passes here on a thread, which may have 2 MB where this process has 8:
+# an overflow there would end the engine.
+_STACK_BYTES = 1 << 20
 _NICENESS = 10
 _READ_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -181,7 +184,10 @@ class GrammarServer:
         assert self._setup is not None
         megabytes = self._setup.memory_bytes // 10**6
         how = f"signal {-status}" if status < 0 else f"exit code {status}"
-        return f"compiling it crashed ({how}), or needs more than {megabytes} MB of memory"
+        return (
+            f"compiling it crashed ({how}): it is nested too deeply, or needs more than "
+            f"{megabytes} MB of memory"
+        )
 
     def _seconds_to_next_limit(self) -> float | None:
         now = time.monotonic()
@@ -260,6 +266,7 @@ def _limit(setup: GrammarCompilerSetup) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
     seconds = math.ceil(setup.timeout_seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, _STACK_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

@@ -162,6 +162,25 @@ def test_grammar_that_needs_too_much_memory_is_refused() -> None:
     run(scenario())
 
 
+def chain(num_rules: int) -> GrammarSpec:
+    """Rules that lead to each other in a row; compiling and loading it goes as deep."""
+    rules = [f'r{at}: r{at + 1} "a" | "b"' for at in range(num_rules)]
+    return GrammarSpec(kind="grammar", text="\n".join(["start: r0", *rules, f'r{num_rules}: "c"']))
+
+
+def test_grammar_too_deep_for_the_stack_of_a_thread_is_refused() -> None:
+    """The last stage loads it on one, and the overflow would end the engine."""
+
+    async def scenario() -> None:
+        async with running() as client:
+            assert (await client.compile(chain(100))).backend == "guidance"
+            error = await refusal(client, chain(1000))  # 3 MB of stack
+            assert error.status == 400
+            assert "nested too deeply" in error.message
+
+    run(scenario())
+
+
 def test_crash_of_a_compilation_is_a_refusal() -> None:
     async def scenario() -> None:
         async with running(timeout_seconds=30.0) as client:

@@ -15,7 +15,7 @@ MAX_SEQUENCES = 1024  # of one request: prompts times candidates
 # Each sequence carries its own copy of what a request lists; this many ids take some 20 MB and
 # 50 ms of the event loop.
 MAX_LISTED_IDS = 4_000_000
-# Log probabilities of prompts in one answer; so many are some 100 MB of JSON and take 4 s to write.
+# Log probabilities of prompts in one answer; so many are 100 to 300 MB of JSON, 4 s to write.
 MAX_PROMPT_FIGURES = 4_000_000
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
+from atom_lite.config_chat import ChatConfig
 from atom_lite.errors import ConfigError
 from atom_lite.settings import json_object, setting
 
@@ -390,5 +391,6 @@ class Config:
     parallel: ParallelConfig = ParallelConfig()
     transfer: TransferConfig = TransferConfig()
     structured_outputs: StructuredOutputsConfig = StructuredOutputsConfig()
+    chat: ChatConfig = ChatConfig()  # noqa: RUF009  # frozen, as the others are
     server: ServerConfig = ServerConfig()
     observability: ObservabilityConfig = ObservabilityConfig()

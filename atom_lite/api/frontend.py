@@ -17,6 +17,7 @@ from atom_lite.api.admission import (
     check_num_sequences,
     check_prompt_figures,
 )
+from atom_lite.api.chat_formats import ChatFormats
 from atom_lite.api.generation import Generation
 from atom_lite.api.logprobs import TokenTable
 from atom_lite.api.prompts import PromptBuilder, read_template
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from atom_lite.api.admission import PromptInput
+    from atom_lite.api.chat_formats import MessageForm
     from atom_lite.api.engine_client import EngineClient
     from atom_lite.api.schema import GenerationRequest
     from atom_lite.api.structured import GrammarSource
@@ -69,9 +71,10 @@ class Frontend:
         self.grammars = grammars
         self.shutting_down = False
         self.started_at = int(time.time())
-        self.prompts = PromptBuilder(
-            tokenizer, read_template(config.model.chat_template), engine.ready.max_model_len
-        )
+        override = read_template(config.model.chat_template)
+        template = override or tokenizer.chat_templates.get("tool_use") or tokenizer.chat_template
+        self.formats = ChatFormats(config.chat, template)
+        self.prompts = PromptBuilder(tokenizer, override, engine.ready.max_model_len, self.formats)
         self.sampling = SamplingBuilder(engine.ready, tokenizer, config.model)
         self.token_table = TokenTable(tokenizer)
         self._limits = ContextLimits(engine.ready)
@@ -129,6 +132,7 @@ class Frontend:
         *,
         default_max_tokens: int | None = None,
         grammar: Grammar | None = None,
+        form: MessageForm | None = None,
     ) -> Generation:
         """A generation that is ready to start.
 
@@ -138,6 +142,7 @@ class Frontend:
             default_max_tokens: this much where the client says nothing, as far as it fits; None
                 means all that fits.
             grammar: that the output must keep to.
+            form: how thoughts and calls are found in the output; None looks for none.
 
         Raises:
             RequestError: 400 where a prompt or a parameter cannot be served, 503 where the server
@@ -158,7 +163,13 @@ class Frontend:
         check_prompt_figures(body, prompts, sampling[0].num_prompt_logprobs)
         self._admit(len(prompts) * body.num_candidates)
         maker = SequenceMaker(
-            self.engine, self.tokenizer, self.metrics, body, script=script, grammar=grammar
+            self.engine,
+            self.tokenizer,
+            self.metrics,
+            body,
+            script=script,
+            grammar=grammar,
+            form=form,
         )
         return Generation(
             self.engine,

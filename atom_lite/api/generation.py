@@ -21,6 +21,7 @@ from atom_lite.api.logprobs import own_logprob
 from atom_lite.errors import EngineError, RequestError
 from atom_lite.messages import PromptLogprobs, SequenceFinished
 from atom_lite.text.listed_tokens import ListedTokens
+from atom_lite.text.tool_calls.parts import Part, joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from atom_lite.messages import FinishReason, SequenceEvent, SubmitSequence, TokensGenerated
     from atom_lite.observability.sequence_record import SequenceRecord
     from atom_lite.text.listed_tokens import ListedToken
-    from atom_lite.text.output import OutputText
+    from atom_lite.text.message import MessageParser
+    from atom_lite.text.output import OutputText, TextDelta
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ class SequenceOutput:
         text: turns its tokens into text and finds stop strings.
         record: its contribution to the metrics.
         hidden_ids: ids that end the sequence and whose text is not shown.
+        parser: finds thoughts and calls in the text; None leaves it as it is.
         lists_tokens: whether the answer lists its tokens beside the text.
     """
 
@@ -60,6 +63,7 @@ class SequenceOutput:
         record: SequenceRecord,
         hidden_ids: frozenset[int],
         *,
+        parser: MessageParser | None = None,
         lists_tokens: bool = False,
     ) -> None:
         self.index = index
@@ -70,12 +74,14 @@ class SequenceOutput:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.fault: RequestError | EngineError | None = None
+        self.parser = parser
         self._text = text
         self._listed = ListedTokens(text) if lists_tokens else None
         self._sum_logprobs = 0.0
         self._record = record
         self._hidden_ids = hidden_ids
         self._pieces: list[str] = []
+        self._parts: list[Part] = []
 
     @property
     def finished(self) -> bool:
@@ -88,9 +94,28 @@ class SequenceOutput:
         self._pieces.clear()
         return text
 
+    def take_parts(self) -> list[Part]:
+        """What came since the last call, as the parts of a message."""
+        if self.parser is None:
+            text = self.take_text()
+            return [Part("content", text)] if text else []
+        parts, self._parts = self._parts, []
+        return joined(parts)
+
     def take_tokens(self) -> list[ListedToken]:
         """The tokens that the answer lists with the text that came since the last call."""
         return [] if self._listed is None else self._listed.take()
+
+    @property
+    def num_thought_tokens(self) -> int | None:
+        """How many output tokens were thought; None where no thoughts are looked for."""
+        return self._text.num_thought_tokens if self._text.splits_thoughts else None
+
+    @property
+    def told_finish_reason(self) -> str | None:
+        """Why the sequence ended, in OpenAI's words: calls are a reason of their own."""
+        calls = self.parser is not None and self.parser.ends_with_calls
+        return "tool_calls" if calls and self.finish_reason == "stop" else self.finish_reason
 
     @property
     def opens(self) -> bool:
@@ -140,12 +165,22 @@ class SequenceOutput:
         if event.logprobs:
             self._sum_logprobs += sum(map(own_logprob, event.logprobs[: delta.num_tokens]))
         self.num_output_tokens += delta.num_tokens
-        if delta.text:
-            self._pieces.append(delta.text)
+        self._add(delta)
         if delta.stop is None:
             return False
+        self._end_message(cut=True)
         self.end("stop", delta.stop)
         return True
+
+    def _add(self, delta: TextDelta) -> None:
+        if self.parser is not None:
+            self._parts += self.parser.feed(delta)
+        elif delta.text:
+            self._pieces.append(delta.text)
+
+    def _end_message(self, *, cut: bool) -> None:
+        if self.parser is not None:
+            self._parts += self.parser.finish(cut=cut)
 
     def _on_engine_finished(self, event: SequenceFinished) -> None:
         if self.finished:
@@ -159,8 +194,9 @@ class SequenceOutput:
                 self.fail(EngineError(text))
             return
         source = self._text if self._listed is None else self._listed
-        if tail := source.finish():
-            self._pieces.append(tail)
+        cut = event.reason != "stop"
+        self._add(source.finish(cut=cut))
+        self._end_message(cut=cut or self._text.stop is not None)
         if self._text.stop is not None:  # completed by bytes that were held as half a character
             self.end("stop", self._text.stop)
         else:

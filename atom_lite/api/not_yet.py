@@ -33,11 +33,8 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "custom_params": (),
     "logits_processors": ([],),
     # tools and reasoning
-    "tools": (),
-    "tool_choice": ("none",),
     "functions": (),
     "function_call": ("none",),
-    "include_reasoning": (True,),
     "thinking_token_budget": (),
     "stop_regex": (),
     # other servers' names of what has another name here
@@ -62,6 +59,14 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
 }
 
 
+# What means something in chat only; there these are fields of the schema.
+_OF_CHAT: dict[str, tuple[Any, ...]] = {
+    "tools": (),
+    "tool_choice": ("none",),
+    "include_reasoning": (True,),
+}
+
+
 def refuse_not_yet(fields: Mapping[str, Any]) -> None:
     """Check the raw fields of a request against the table.
 
@@ -73,6 +78,10 @@ def refuse_not_yet(fields: Mapping[str, Any]) -> None:
         if value is None or any(_same(value, neutral) for neutral in NOT_YET[name]):
             continue
         raise not_yet(name, f"'{name}' = {shown(value)}")
+    for name in fields.keys() & _OF_CHAT.keys():
+        value = fields[name]
+        if value is not None and not any(_same(value, neutral) for neutral in _OF_CHAT[name]):
+            raise RequestError(f"'{name}' is a field of /v1/chat/completions", param=name)
 
 
 def not_yet(param: str, what: str) -> RequestError:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from atom_lite.api.not_yet import not_yet
+from atom_lite.api.turns import turn_of
 from atom_lite.errors import ConfigError, RequestError
 from atom_lite.text.chat_template import ChatTemplate, check_template_kwargs
+from atom_lite.text.tool_prompt import teach
 
 if TYPE_CHECKING:
+    from atom_lite.api.chat_formats import ChatFormats
     from atom_lite.api.schema_chat import Message, TemplateOptions
     from atom_lite.text.tokenizer import Tokenizer
 
@@ -26,7 +28,13 @@ _THREAD_ABOVE_CHARS = 4096
 _MOST_CHARS = 2 * 1024 * 1024
 # What rendering a message costs, however short it is, in characters of encoding.
 _CHARS_PER_MESSAGE = 64
-_NEEDS_CONTENT = ("system", "developer", "user")
+
+
+class ChatPrompt(NamedTuple):
+    """A conversation as the model gets it."""
+
+    token_ids: list[int]
+    text: str
 
 
 class PromptBuilder:
@@ -36,9 +44,17 @@ class PromptBuilder:
         tokenizer: the served model's.
         override: chat template that takes the place of the model's own.
         max_model_len: tokens that fit the model's context.
+        formats: how the model writes calls.
     """
 
-    def __init__(self, tokenizer: Tokenizer, override: str | None, max_model_len: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        override: str | None,
+        max_model_len: int,
+        formats: ChatFormats,
+    ) -> None:
+        self._formats = formats
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._template = ChatTemplate.from_tokenizer(tokenizer, override)
@@ -71,8 +87,8 @@ class PromptBuilder:
         *,
         add_special_tokens: bool,
         must_fit: bool = False,
-    ) -> list[int]:
-        """Token ids of a conversation, as the model's template writes it.
+    ) -> ChatPrompt:
+        """A conversation, as the model's template writes it.
 
         Args:
             messages: the conversation.
@@ -91,12 +107,20 @@ class PromptBuilder:
                 param="messages",
                 code="no_chat_template",
             )
-        turns = [self._turn(index, message) for index, message in enumerate(messages)]
+        turns = [
+            turn_of(index, message, knows_developer=self._knows_developer)
+            for index, message in enumerate(messages)
+        ]
+        tools = [tool.model_dump(exclude_none=True) for tool in options.usable_tools] or None
+        if self._formats.taught:
+            turns = teach(turns, tools, tell_format=self._formats.tells_format)
+            tools = None
 
-        def render_and_encode() -> list[int]:
-            text = self._render(turns, options)
+        def render_and_encode() -> ChatPrompt:
+            text = self._render(turns, tools, options)
             self._check_length(text, "messages", must_fit=must_fit)
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            return ChatPrompt(ids, text)
 
         size = sum(len(turn["content"]) + _CHARS_PER_MESSAGE for turn in turns)
         if size > _THREAD_ABOVE_CHARS:
@@ -121,7 +145,12 @@ class PromptBuilder:
                 param=param,
             )
 
-    def _render(self, turns: list[dict[str, Any]], options: TemplateOptions) -> str:
+    def _render(
+        self,
+        turns: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        options: TemplateOptions,
+    ) -> str:
         assert self._template is not None
         extra = dict(options.chat_template_kwargs or {})
         check_template_kwargs(extra)
@@ -133,47 +162,10 @@ class PromptBuilder:
             turns,
             add_generation_prompt=options.add_generation_prompt,
             continue_final_message=options.continue_final_message,
+            tools=tools,
             documents=options.documents,
             **extra,
         )
-
-    def _turn(self, index: int, message: Message) -> dict[str, Any]:
-        """One message as templates expect it: a role and a string."""
-        where = f"messages.{index}"
-        extra = message.model_extra or {}
-        if message.role in ("tool", "function"):
-            raise not_yet(f"{where}.role", f"a message of role '{message.role}'")
-        for name in ("tool_calls", "function_call", "audio"):
-            if extra.get(name):
-                raise not_yet(f"{where}.{name}", f"'{where}.{name}'")
-        role = message.role
-        if role == "developer" and not self._knows_developer:
-            role = "system"  # the newer name of the same thing
-        turn: dict[str, Any] = {"role": role, "content": _text_of(message, where)}
-        if message.name is not None:
-            turn["name"] = message.name
-        if thought := message.reasoning or message.reasoning_content:
-            turn["reasoning_content"] = thought
-        return turn
-
-
-def _text_of(message: Message, where: str) -> str:
-    content = message.content
-    if content is None:
-        if message.role in _NEEDS_CONTENT:
-            raise RequestError(
-                f"'{where}.content': field required", param=f"{where}.content", code="missing_field"
-            )
-        return ""
-    if isinstance(content, str):
-        return content
-    for number, part in enumerate(content):
-        if not part.is_text:
-            param = f"{where}.content.{number}"
-            if part.type in ("text", "input_text", "output_text"):
-                raise RequestError(f"'{param}.text': field required", param=f"{param}.text")
-            raise not_yet(param, f"a content part of type {ascii(part.type)[:40]}")
-    return "\n".join(part.text or "" for part in content)
 
 
 def read_template(setting: str | None) -> str | None:

@@ -18,6 +18,7 @@ import msgspec
 
 from atom_lite import __version__
 from atom_lite.api import sse
+from atom_lite.api.chat_message import delta_of, message_of
 from atom_lite.api.logprobs import LogprobWriter
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from atom_lite.api.logprobs import TokenTable
     from atom_lite.api.reply_options import ReplyOptions
     from atom_lite.text.listed_tokens import ListedToken
+    from atom_lite.text.tool_calls.parts import Part
 
 SYSTEM_FINGERPRINT = f"atom_lite-{__version__}"
 _NO_LISTS = b',"logprobs":null'
@@ -90,14 +92,20 @@ class Reply(ABC):
         """What a choice's stream begins with; nothing unless the shape or the request has some."""
         return b""
 
+    def part(self, output: SequenceOutput, part: Part, tokens: list[ListedToken]) -> bytes:
+        """A chunk with a part of the answer, and the tokens that are listed with it."""
+        return self.delta(output, part.text, tokens)
+
     def delta(self, output: SequenceOutput, text: str, tokens: list[ListedToken]) -> bytes:
-        """A chunk with new text, and the tokens that are listed with it."""
-        return b"%b%d%b%b%b%b%b%b}\n\n" % (
+        """A chunk with new text."""
+        return self.chunk(output, self.before_text + sse.json_text(text) + self.after_text, tokens)
+
+    def chunk(self, output: SequenceOutput, members: bytes, tokens: list[ListedToken]) -> bytes:
+        """A chunk with some members of a choice, and tokens that are listed with it."""
+        return b"%b%d%b%b%b%b}\n\n" % (
             self._choice_start,
             output.index,
-            self.before_text,
-            sse.json_text(text),
-            self.after_text,
+            members,
             self._list_members(output, tokens) if self._lists else _NO_LISTS,
             self.after_lists,
             self._usage_member(output),
@@ -119,16 +127,16 @@ class Reply(ABC):
         )
 
     def written(
-        self, output: SequenceOutput, text: str, tokens: list[ListedToken], ends: bool
+        self, output: SequenceOutput, parts: list[Part], tokens: list[ListedToken], ends: bool
     ) -> bytes:
-        """What is new of a choice: a chunk with text, if there is any, and one that ends it."""
-        parts = []
-        if text:
-            parts.append(self.delta(output, text, tokens))
+        """What is new of a choice: a chunk for each part, and one that ends it."""
+        chunks = []
+        for part in parts:
+            chunks.append(self.part(output, part, tokens))
             tokens = []
         if ends:
-            parts.append(self.ending(output, tokens))
-        return b"".join(parts)
+            chunks.append(self.ending(output, tokens))
+        return b"".join(chunks)
 
     def closing(self, outputs: Sequence[SequenceOutput]) -> bytes:
         """What a stream ends with."""
@@ -222,6 +230,19 @@ class ChatReply(Reply):
     after_text = b"}"
     after_lists = b',"finish_reason":null}]'
 
+    def __init__(
+        self, options: ReplyOptions, table: TokenTable, *, short_call_ids: bool = False
+    ) -> None:
+        super().__init__(options, table)
+        self._short_call_ids = short_call_ids
+
+    def part(self, output: SequenceOutput, part: Part, tokens: list[ListedToken]) -> bytes:
+        """A chunk with a part of the message."""
+        if part.kind == "content":
+            return self.delta(output, part.text, tokens)
+        delta = delta_of(part, short_ids=self._short_call_ids)
+        return self.chunk(output, b',"delta":' + delta, tokens)
+
     def opening(self, output: SequenceOutput) -> bytes:
         """The chunk that carries the role, and the message that the answer continues."""
         told = b""
@@ -248,8 +269,9 @@ class ChatReply(Reply):
 
     def whole_choice(self, output: SequenceOutput) -> dict[str, Any]:
         """The message."""
-        text = self.options.echoed_text + output.take_text()
-        message = {"role": "assistant", "content": text, "refusal": None}
+        message = message_of(
+            output.take_parts(), before=self.options.echoed_text, short_ids=self._short_call_ids
+        )
         return {"message": message, **self._lists_of(output.take_tokens())}
 
     def whole_members(self, outputs: Sequence[SequenceOutput]) -> dict[str, Any]:
@@ -315,7 +337,7 @@ class CompletionReply(Reply):
 
 
 def _reasons(output: SequenceOutput) -> dict[str, Any]:
-    return {"finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
+    return {"finish_reason": output.told_finish_reason, "stop_reason": output.stop_reason}
 
 
 def usage(outputs: Sequence[SequenceOutput]) -> dict[str, Any]:
@@ -327,7 +349,7 @@ def usage(outputs: Sequence[SequenceOutput]) -> dict[str, Any]:
     first_of_prompt = {id(output.prompt): output for output in reversed(outputs)}.values()
     prompt = sum(len(output.prompt.token_ids) for output in first_of_prompt)
     completion = sum(output.num_output_tokens for output in outputs)
-    return {
+    told: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
@@ -335,3 +357,7 @@ def usage(outputs: Sequence[SequenceOutput]) -> dict[str, Any]:
             "cached_tokens": sum(output.num_cached_tokens for output in first_of_prompt)
         },
     }
+    thoughts = [output.num_thought_tokens for output in outputs]
+    if any(number is not None for number in thoughts):
+        told["completion_tokens_details"] = {"reasoning_tokens": sum(filter(None, thoughts))}
+    return told

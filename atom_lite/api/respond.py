@@ -129,13 +129,16 @@ class GenerationResponse(Response):
         if output.num_output_tokens - sent < self._stream_interval and not output.finished:
             return b""
         self._tokens_sent[index] = output.num_output_tokens
-        text, tokens = output.take_text(), output.take_tokens()
+        parts = output.take_parts()
         ends = output.finished and self._generation.fault is None
+        if not parts and not ends:
+            return b""
         if ends:
             self._ended.add(index)
+        tokens = output.take_tokens()
         if self._reply.num_output_figures(len(tokens)) > _THREAD_ABOVE_FIGURES:
-            return await asyncio.to_thread(self._reply.written, output, text, tokens, ends)
-        return self._reply.written(output, text, tokens, ends)
+            return await asyncio.to_thread(self._reply.written, output, parts, tokens, ends)
+        return self._reply.written(output, parts, tokens, ends)
 
     def _closing(self) -> bytes:
         fault = self._generation.fault

@@ -16,7 +16,8 @@ from atom_lite.api.respond import GenerationResponse
 from atom_lite.api.schema import read_body
 from atom_lite.api.schema_answers import ChatCompletion, ChatCompletionChunk
 from atom_lite.api.schema_chat import ChatCompletionRequest
-from atom_lite.api.structured import compile_grammar
+from atom_lite.api.structured import compile_grammar, stated_form
+from atom_lite.api.tool_grammar import forced_form
 
 router = APIRouter(tags=["chat"])
 
@@ -39,12 +40,18 @@ async def chat_completions(request: Request) -> Response:
         add_special_tokens=body.add_special_tokens,
         must_fit=body.truncate_prompt_tokens is None,
     )
-    grammar = await compile_grammar(frontend.grammars, body)
-    generation = frontend.generation(body, [PromptInput(prompt)], grammar=grammar)
+    stated = stated_form(body) or forced_form(body)
+    form = frontend.formats.form(body, prompt.text, constrained=stated is not None)
+    grammar = await compile_grammar(frontend.grammars, stated)
+    generation = frontend.generation(
+        body, [PromptInput(prompt.token_ids)], grammar=grammar, form=form
+    )
     options = ReplyOptions.of(
         body, frontend.sampling, request_id=request_id_of(request), model=model
     )
-    reply = ChatReply(options, frontend.token_table)
+    reply = ChatReply(
+        options, frontend.token_table, short_call_ids=form is not None and form.short_call_ids
+    )
     return GenerationResponse(
         frontend, generation, reply, stream_interval=body.stream_interval or 1
     )

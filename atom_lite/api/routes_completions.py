@@ -18,7 +18,7 @@ from atom_lite.api.respond import GenerationResponse
 from atom_lite.api.schema import read_body
 from atom_lite.api.schema_answers import Completion, CompletionChunk
 from atom_lite.api.schema_completions import DEFAULT_MAX_TOKENS, CompletionRequest
-from atom_lite.api.structured import compile_grammar
+from atom_lite.api.structured import compile_grammar, stated_form
 from atom_lite.errors import RequestError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ async def completions(request: Request) -> Response:
         rename_request(request, body.request_id)
     model = frontend.check_model(body.model)
     prompts = await _prompts(frontend, body)
-    grammar = await compile_grammar(frontend.grammars, body)
+    grammar = await compile_grammar(frontend.grammars, stated_form(body))
     generation = frontend.generation(
         body, prompts, default_max_tokens=DEFAULT_MAX_TOKENS, grammar=grammar
     )

@@ -44,9 +44,10 @@ async def tokenize(request: Request) -> Response:
     frontend.check_model(body.model)
     special = body.add_special_tokens
     if body.messages is not None:
-        ids = await frontend.prompts.from_messages(
+        prompt = await frontend.prompts.from_messages(
             body.messages, body, add_special_tokens=bool(special)
         )
+        ids = prompt.token_ids
     else:
         assert body.prompt is not None  # the schema wants one of the two
         ids = await frontend.prompts.from_text(body.prompt, add_special_tokens=special is not False)

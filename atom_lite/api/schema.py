@@ -38,7 +38,6 @@ _IGNORED = frozenset(
         "prompt_cache_key",
         "prompt_cache_retention",
         "session_id",
-        "parallel_tool_calls",
     )
 )
 

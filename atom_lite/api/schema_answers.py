@@ -7,11 +7,13 @@ A field with a default is left out of an answer where it has nothing to say.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel
 
 from atom_lite.messages import FinishReason
+
+ChatFinishReason: TypeAlias = FinishReason | Literal["tool_calls"]
 
 
 class ErrorDetail(BaseModel):
@@ -38,13 +40,20 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    """What the output's tokens were."""
+
+    reasoning_tokens: int
+
+
 class Usage(BaseModel):
-    """Tokens of all choices, or of one in running usage."""
+    """Tokens of all choices, or of one in running usage; details of a model that reasons."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class LikelyToken(BaseModel):
@@ -89,12 +98,30 @@ class RankedToken(BaseModel):
 PromptLogprobs = list[dict[str, RankedToken] | None]
 
 
+class FunctionCall(BaseModel):
+    """What is called; the arguments are a JSON object as text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call that the model asks for."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
 class AssistantMessage(BaseModel):
-    """The answer to a conversation."""
+    """The answer to a conversation; thoughts stand under two names."""
 
     role: Literal["assistant"]
     content: str | None
     refusal: str | None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] = []
 
 
 class ChatChoice(BaseModel):
@@ -104,7 +131,7 @@ class ChatChoice(BaseModel):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     token_ids: list[int] = []
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     stop_reason: str | int | None
 
 
@@ -154,11 +181,30 @@ class Completion(_Whole):
     choices: list[TextChoice]
 
 
+class FunctionCallDelta(BaseModel):
+    """What is new of a call: first its name, then pieces of its arguments."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(BaseModel):
+    """What is new of the call with this number; id and type come once."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionCallDelta
+
+
 class MessageDelta(BaseModel):
     """What is new of a message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] = []
 
 
 class ChatChunkChoice(BaseModel):
@@ -168,7 +214,7 @@ class ChatChunkChoice(BaseModel):
     delta: MessageDelta
     logprobs: ChatLogprobs | None
     token_ids: list[int] = []
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: str | int | None = None
 
 

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from atom_lite.api.faults import conflict
 from atom_lite.api.schema import GenerationRequest, JsonObject, RequestBody
 from atom_lite.api.schema_sampling import NumLogprobs  # noqa: TC001  # pydantic reads it
+from atom_lite.api.schema_tools import MessageToolCall, ToolFields
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
@@ -33,9 +34,11 @@ class Message(JsonObject):
     name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    tool_calls: Annotated[list[MessageToolCall], Field(fail_fast=True)] | None = None
+    tool_call_id: str | None = None
 
 
-class TemplateOptions(RequestBody):
+class TemplateOptions(RequestBody, ToolFields):
     """How messages become a prompt; shared with /tokenize."""
 
     add_generation_prompt: bool = True
@@ -56,6 +59,13 @@ class TemplateOptions(RequestBody):
             )
         return self
 
+    @property
+    def may_think(self) -> bool:
+        """Whether the request leaves a model that reasons its thoughts."""
+        asked = self.chat_template_kwargs or {}
+        asks_none = asked.get("enable_thinking") is False or asked.get("thinking") is False
+        return self.reasoning_effort != "none" and not asks_none
+
 
 class ChatCompletionRequest(TemplateOptions, GenerationRequest):
     """Messages in, one assistant message out."""
@@ -68,6 +78,17 @@ class ChatCompletionRequest(TemplateOptions, GenerationRequest):
     add_special_tokens: bool = False  # the template writes them itself
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None  # OpenAI allows 20, see --max-logprobs
+    include_reasoning: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_forms(self) -> ChatCompletionRequest:
+        if self.calling in ("required", "named") and self.stated_forms:
+            raise conflict(
+                self.stated_forms[0],
+                f"'{self.stated_forms[0]}' and a 'tool_choice' that demands a call exclude each "
+                "other: one form per request",
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> ChatCompletionRequest:
@@ -85,9 +106,12 @@ class ChatCompletionRequest(TemplateOptions, GenerationRequest):
     @property
     def echoed_text(self) -> str:
         """What `echo` puts before the answer: the last message if it is the assistant's (vLLM)."""
+        return self.last_text if self.echo and self.messages[-1].role == "assistant" else ""
+
+    @property
+    def last_text(self) -> str:
+        """The text of the last message."""
         last = self.messages[-1]
-        if not self.echo or last.role != "assistant":
-            return ""
         if isinstance(last.content, list):
             return "\n".join(part.text or "" for part in last.content)
         return last.content or ""

@@ -19,6 +19,7 @@ from atom_lite.text.output import OutputText
 
 if TYPE_CHECKING:
     from atom_lite.api.admission import PromptInput
+    from atom_lite.api.chat_formats import MessageForm
     from atom_lite.api.engine_client import EngineClient
     from atom_lite.api.schema import GenerationRequest
     from atom_lite.messages import Grammar, SamplingParams
@@ -36,6 +37,7 @@ class SequenceMaker:
         body: the validated request.
         script: ids that a scripted model shall emit.
         grammar: that every output token must keep to.
+        form: how thoughts and calls are found in outputs.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class SequenceMaker:
         *,
         script: list[int] | None,
         grammar: Grammar | None,
+        form: MessageForm | None = None,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
@@ -54,6 +57,10 @@ class SequenceMaker:
         self._body = body
         self._script = script
         self._grammar = grammar
+        self._form = form
+        self._shown_special_ids = (
+            frozenset() if form is None else tokenizer.special_ids_of(form.marks)
+        )
         self._outputs: list[SequenceOutput] = []
 
     def make(
@@ -102,14 +109,6 @@ class SequenceMaker:
             grammar=self._grammar,
             script=self._script,
         )
-        text = OutputText(
-            self._tokenizer,
-            prompt.token_ids,
-            stops=body.stops,
-            include_stop_str_in_output=bool(body.include_stop_str_in_output),
-            skip_special_tokens=body.skip_special_tokens is not False,
-            min_tokens=sampling.min_tokens,
-        )
         record = self._metrics.start_sequence(
             num_prompt_tokens=len(prompt.token_ids),
             max_tokens=sampling.max_tokens,
@@ -119,12 +118,26 @@ class SequenceMaker:
             len(self._outputs),
             message,
             prompt,
-            text,
+            self._text(prompt, sampling),
             record,
             self._hidden_ids(sampling),
+            parser=None if self._form is None else self._form.message(),
             lists_tokens=body.lists_tokens,
         )
         self._outputs.append(output)
+
+    def _text(self, prompt: AnsweredPrompt, sampling: SamplingParams) -> OutputText:
+        body = self._body
+        return OutputText(
+            self._tokenizer,
+            prompt.token_ids,
+            stops=body.stops,
+            include_stop_str_in_output=bool(body.include_stop_str_in_output),
+            skip_special_tokens=body.skip_special_tokens is not False,
+            min_tokens=sampling.min_tokens,
+            reasoning=None if self._form is None else self._form.splitter(),
+            shown_special_ids=self._shown_special_ids,
+        )
 
     def _hidden_ids(self, sampling: SamplingParams) -> frozenset[int]:
         """Ids that end the sequence and whose text is not shown."""

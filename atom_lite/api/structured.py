@@ -49,14 +49,13 @@ class StatedForm(NamedTuple):
     spec: GrammarSpec
 
 
-async def compile_grammar(source: GrammarSource | None, body: StructuredFields) -> Grammar | None:
-    """The grammar that the output of a request must keep to; None where it may be any text.
+async def compile_grammar(source: GrammarSource | None, form: StatedForm | None) -> Grammar | None:
+    """The grammar that an output must keep to; None where it may be any text.
 
     Raises:
         RequestError: 400 that says what cannot be compiled and why, 503 where too many wait.
         EngineError: the compiler cannot be run.
     """
-    form = stated_form(body)
     if form is None:
         return None
     if source is None:

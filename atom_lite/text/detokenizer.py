@@ -38,8 +38,10 @@ class IncrementalDetokenizer:
         prompt_token_ids: Sequence[int],
         *,
         skip_special_tokens: bool = True,
+        shown_special_ids: frozenset[int] = frozenset(),
     ) -> None:
-        self._hidden_ids = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        hidden = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._hidden_ids = hidden - shown_special_ids
         self._stream: _Stream
         if tokenizer.pieces is not None:
             strips = tokenizer.pieces.rule.strip_count > 0

@@ -6,6 +6,7 @@ back while one may be coming. One rule keeps them in step with it:
 - A token begins at the character that its first byte belongs to. One without text of its own (a
   hidden control token, a stop token, the later bytes of a character) begins where the text stands.
 - A token is listed as soon as text beyond its beginning is sent, and not before.
+- Marks that are left out of the text (of thoughts, of tool calls) count as sent where they stand.
 - At the end all that are left are listed, EOS or a stop token among them, unless a stop string
   ended the output: what begins at the cut or after it then never is, while a token that the cut
   goes through is.
@@ -41,7 +42,6 @@ class ListedTokens:
 
     def __init__(self, text: OutputText) -> None:
         self._text = text
-        self._num_sent_chars = 0
         self._waiting: deque[ListedToken] = deque()
         self._listed: list[ListedToken] = []
 
@@ -55,28 +55,28 @@ class ListedTokens:
             logprobs: one for each token, or none at all.
             hide_last: the last one ended the output, and its text is not shown.
         """
+        thoughts: list[str] = []
         parts: list[str] = []
         stop = None
         num_taken = 0
         last = len(token_ids) - 1
         for index, token_id in enumerate(token_ids):
-            start = self._num_sent_chars + self._text.num_held_chars
+            start = self._text.num_chars
             delta = self._text.push((token_id,), hide_last=hide_last and index == last)
             if delta.num_tokens == 0:  # a stop came before
                 break
             told = logprobs[index] if logprobs else None
             self._waiting.append(ListedToken(token_id, start, told))
-            self._num_sent_chars += len(delta.text)
+            thoughts.append(delta.thought)
             parts.append(delta.text)
             num_taken += 1
             stop = delta.stop
         self._list_sent()
-        return TextDelta("".join(parts), stop, num_taken)
+        return TextDelta("".join(parts), stop, num_taken, "".join(thoughts))
 
-    def finish(self) -> str:
+    def finish(self, *, cut: bool = False) -> TextDelta:
         """No more tokens will come: the text still held; see `OutputText.finish`."""
-        tail = self._text.finish()
-        self._num_sent_chars += len(tail)
+        tail = self._text.finish(cut=cut)
         self._list_sent()
         if self._text.stop is None:
             self._listed += self._waiting
@@ -89,5 +89,6 @@ class ListedTokens:
         return listed
 
     def _list_sent(self) -> None:
-        while self._waiting and self._waiting[0].start < self._num_sent_chars:
+        num_sent = self._text.num_sent_chars
+        while self._waiting and self._waiting[0].start < num_sent:
             self._listed.append(self._waiting.popleft())

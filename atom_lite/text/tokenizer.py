@@ -23,7 +23,7 @@ from atom_lite.text.checkpoint_files import TokenizerFiles, read_tokenizer
 from atom_lite.text.pieces import PieceTable, read_rule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from tokenizers import Tokenizer as Backend
@@ -77,6 +77,11 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         """Whether a token is a control token, left out of text by `skip_special_tokens`."""
         return token_id in self.special_token_ids
+
+    def special_ids_of(self, texts: Collection[str]) -> frozenset[int]:
+        """The control tokens that are written as one of some texts."""
+        ids = (self._id_of(text) for text in texts)
+        return frozenset(token_id for token_id in ids if token_id in self.special_token_ids)
 
     # ------------------------------------------------------------ text to ids
 

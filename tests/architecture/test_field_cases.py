@@ -1,7 +1,7 @@
 """Every reported failure of other servers that concerns us has a test that replays it.
 
-The numbers are those of the list of reports that the project collected; reports about tools and
-embeddings join when those are served.
+The numbers are those of the list of reports that the project collected; reports about embeddings
+join when those are served.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
 E2E, API = "e2e/test_field_cases.py", "unit/api/"
+PARSERS = "unit/text/tool_calls/test_formats.py"
 SERVING, SCHEDULER = "e2e/test_serving.py", "unit/scheduler/"
 
 # number: what went wrong, where it is tested
@@ -74,6 +75,17 @@ CASES: dict[int, tuple[str, str, str]] = {
         SCHEDULER + "test_preemption.py",
         "test_recomputation_after_preemption_is_no_cache_hit",
     ),
+    # tool calls and reasoning
+    9: ("stop string inside thoughts", API + "test_tools.py", "test_case_9_"),
+    11: ("stop string inside a call", API + "test_tools.py", "test_case_11_"),
+    56: ("required, and no call", "e2e/test_tools.py", "test_case_56_"),
+    57: ("reasons differ between modes", "e2e/test_tools.py", "test_case_57_"),
+    59: ("one piece with several calls", API + "test_tools.py", "test_case_59_"),
+    60: ("no arguments", PARSERS, "test_case_60_"),
+    62: ("unfinished call leaks", API + "test_tools.py", "test_case_62_"),
+    63: ("arguments as an object", PARSERS, "test_case_63_"),
+    65: ("tools with log probabilities", API + "test_tools.py", "test_case_65_"),
+    66: ("thought and answer in one piece", "unit/text/test_reasoning.py", "test_case_66_"),
     # cache, scheduler, parallelism
     69: ("whole prompt cached", SERVING, "test_whole_prompt_in_cache_recomputes_the_last_block"),
     71: ("a stop string changes the next", SERVING, "test_a_request_that_ended_on_a_stop_string"),

@@ -133,6 +133,7 @@ def test_bad_completion_body_is_a_400_that_names_the_field(tokenizer):
     run(scenario())
 
 
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 BAD_MESSAGES = [
     ([], "messages"),
     (None, "messages"),
@@ -146,15 +147,26 @@ BAD_MESSAGES = [
     ([{"role": "user", "content": [{"type": "text"}]}], "messages.0.content.0.text"),
     ([{"role": "user", "content": [{"type": "image_url"}]}], "messages.0.content.0"),
     ([{"role": "user", "content": [{"type": "input_audio"}]}], "messages.0.content.0"),
-    ([{"role": "tool", "content": "x"}], "messages.0.role"),
+    ([{"role": "function", "content": "x"}], "messages.0.role"),
+    ([{"role": "tool"}], "messages.0.content"),
+    ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "messages.0.tool_calls"),
     (
         [
             {
                 "role": "assistant",
-                "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{"}}],
+                "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "{"}}],
             }
         ],
-        "messages.0.tool_calls",
+        "messages.0.tool_calls.0.function.arguments",
+    ),
+    (
+        [
+            {
+                "role": "assistant",
+                "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[]"}}],
+            }
+        ],
+        "messages.0.tool_calls.0.function.arguments",
     ),
 ]
 

@@ -12,8 +12,19 @@ from fastapi.routing import APIRoute
 
 from atom_lite.api import app as application
 from atom_lite.api.gate import OPEN_PATHS
+from atom_lite.config import Config
+from atom_lite.config_chat import ChatConfig
+from tests.fakes.fake_engine import FakeEngine, engine_ready
 from tests.openapi_document import Answer, Document
-from tests.unit.api.serving import MODEL, in_memory, on_socket, run, saying, server_config
+from tests.unit.api.serving import (
+    MODEL,
+    ids_of,
+    in_memory,
+    on_socket,
+    run,
+    saying,
+    server_config,
+)
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 PROMPT = {"prompt": "x", "max_tokens": 9}
@@ -23,6 +34,7 @@ STREAMED = {
 }
 LISTED = {"return_token_ids": True, "echo": True, "n": 2}
 CHAT_LISTED = CHAT | LISTED | {"logprobs": True, "top_logprobs": 2}
+TOOLS = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}
 TEXT_LISTED = PROMPT | LISTED | {"logprobs": 2}
 BODIES = {
     "/v1/chat/completions": [
@@ -31,6 +43,8 @@ BODIES = {
         CHAT | {"stream": True},
         CHAT_LISTED | {"prompt_logprobs": 1},
         CHAT_LISTED | STREAMED,
+        CHAT | TOOLS,
+        CHAT_LISTED | TOOLS | STREAMED,
     ],
     "/v1/completions": [
         PROMPT,
@@ -42,6 +56,12 @@ BODIES = {
     "/tokenize": [{"prompt": "x"}, CHAT | {"return_token_strs": True}],
     "/detokenize": [{"tokens": [5]}, {"tokens": []}],
 }
+
+
+def roomy(text: str) -> FakeEngine:
+    """An engine whose context holds tools too."""
+    ready = engine_ready(max_model_len=2048, num_blocks=256)
+    return FakeEngine(ready, plan=lambda _message: ids_of(text))
 
 
 def answer_of(response) -> Answer:
@@ -109,7 +129,10 @@ def test_the_document_is_whole_and_its_schemas_are_json_schema(tokenizer):
 
 def test_every_path_answers_as_documented(tokenizer):
     async def scenario():
-        async with on_socket(saying("hello"), tokenizer) as served:
+        text = '<think>hm</think>hello <tool_call>{"name": "f"}</tool_call>'
+        engine = roomy(text)
+        config = Config(chat=ChatConfig(reasoning_parser="qwen3"))
+        async with on_socket(engine, tokenizer, config) as served:
             document = await document_of(served)
             for method, path, operation in document.operations():
                 if "requestBody" in operation:
@@ -126,7 +149,7 @@ def test_every_path_answers_as_documented(tokenizer):
 
 def test_a_server_that_cannot_serve_answers_as_documented(tokenizer):
     async def scenario():
-        async with in_memory(saying("x"), tokenizer) as served:
+        async with in_memory(roomy("x"), tokenizer) as served:
             document = await document_of(served)
             served.engine.die()
             for method, path, operation in document.operations():

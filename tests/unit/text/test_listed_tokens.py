@@ -39,7 +39,7 @@ def run(ids: list[int], cuts: list[int], tokens: ListedTokens, *, hide_last: boo
             break
         ends = hide_last and at >= len(ids)
         parts.append((tokens.push(part, [], hide_last=ends).text, tokens.take()))
-    parts.append((tokens.finish(), tokens.take()))
+    parts.append((tokens.finish().text, tokens.take()))
     return parts
 
 
@@ -149,4 +149,4 @@ def test_each_token_keeps_what_was_told_of_it():
     assert (delta.text, delta.stop, delta.num_tokens) == ("DEFGH", "IJ", 4)
     assert [token.logprobs for token in tokens.take()] == told[:2]
     assert tokens.push(DEFGHIJ, told).num_tokens == 0
-    assert (tokens.finish(), tokens.take()) == ("", [])
+    assert (tokens.finish().text, tokens.take()) == ("", [])

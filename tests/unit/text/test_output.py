@@ -24,7 +24,7 @@ def run(text: str, **options) -> tuple[list[str], str | None, int]:
     """(deltas, stop, counted tokens) of a text that comes token by token."""
     pipeline = output(**options)
     deltas = [pipeline.push([i]).text for i in ids_of(text)]
-    deltas.append(pipeline.finish())
+    deltas.append(pipeline.finish().text)
     return deltas, pipeline.stop, pipeline.num_tokens
 
 
@@ -44,7 +44,10 @@ def test_streamed_and_whole_output_are_the_same_text(text, stops, cuts, include)
     for size in [*cuts, *[1] * len(ids)]:
         deltas.append(streamed.push(ids[at : at + size]))
         at += size
-    assert "".join(d.text for d in deltas) + streamed.finish() == whole_delta.text + whole.finish()
+    assert (
+        "".join(d.text for d in deltas) + streamed.finish().text
+        == whole_delta.text + whole.finish().text
+    )
     assert sum(d.num_tokens for d in deltas) == whole_delta.num_tokens == streamed.num_tokens
     assert streamed.stop == whole.stop
 
@@ -69,7 +72,7 @@ def test_a_stop_is_counted_up_to_the_token_that_completes_it():
     pipeline = output(stops=["GH"])
     assert pipeline.push(ids) == TextDelta("DEF", "GH", 2)
     assert pipeline.push(ids) == TextDelta("", None, 0)
-    assert pipeline.finish() == ""
+    assert pipeline.finish().text == ""
     assert pipeline.num_tokens == 2
 
 
@@ -84,7 +87,7 @@ def test_no_delta_shows_half_a_character(text):
 def test_half_a_character_at_the_end_is_shown_as_such():
     pipeline = output()
     assert pipeline.push(ids_of(" 😀")[:1]) == TextDelta(" ", None, 1)
-    assert pipeline.finish() == "\ufffd"
+    assert pipeline.finish().text == "\ufffd"
 
 
 def test_special_tokens_are_left_out_or_shown():
@@ -97,7 +100,7 @@ def test_special_tokens_are_left_out_or_shown():
 def test_the_token_that_ended_the_output_is_counted_but_not_shown(stops):
     pipeline = output(skip_special_tokens=False, stops=stops)
     assert pipeline.push([*ids_of("a"), EOS], hide_last=True) == TextDelta("a", None, 2)
-    assert pipeline.finish() == ""
+    assert pipeline.finish().text == ""
 
 
 def test_no_stop_counts_before_min_tokens():
@@ -121,7 +124,7 @@ def test_held_text_is_sent_when_the_output_ends_without_the_stop():
 def test_a_stop_in_the_broken_end_of_the_output_is_found():
     pipeline = output(stops=["\ufffd"])
     pipeline.push(ids_of(" 😀")[:1])
-    assert (pipeline.finish(), pipeline.stop) == ("", "\ufffd")
+    assert (pipeline.finish().text, pipeline.stop) == ("", "\ufffd")
 
 
 def test_ids_that_the_tokenizer_does_not_know_have_no_text():

@@ -291,7 +291,7 @@ def test_no_heavy_library_is_imported():
         "c = chat_template.ChatTemplate.from_tokenizer(t)\n"
         "ids = t.encode(c.render([{'role': 'user', 'content': 'hi'}]), add_special_tokens=False)\n"
         "o = output.OutputText(t, ids, stops=['x'])\n"
-        "assert o.push(ids).text + o.finish()\n"
+        "assert o.push(ids).text + o.finish().text\n"
         "print(sorted({'torch', 'transformers', 'xgrammar', 'numpy', 'gguf'} & set(sys.modules)))\n"
     )
     command = [sys.executable, "-c", script, str(smollm_gguf())]

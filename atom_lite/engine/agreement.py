@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _FLAGS_KEY = "head_flags"
 _FACTS_KEY = "head_facts"
 _REFUSED_KEY = "refused"
+_UNUSABLE_KEY = "unusable"
 _LOADED_KEY = "loaded"
 _READY_KEY = "ready"
 _HEAD_GONE = "the head is gone while the stages start"
@@ -123,6 +124,15 @@ class HeadTerms:
                 name = self._topology.describe(rank)
                 raise ConfigError(f"{name} was started with other settings: {reason}")
 
+    def check_loads(self) -> None:
+        """Raise ConfigError if a stage has found its flags or files of no use."""
+        for rank in self._topology.follower_ranks:
+            key = f"{_UNUSABLE_KEY}/{rank}"
+            if self._store.check([key]):
+                raise ConfigError(
+                    f"{self._topology.describe(rank)}: {self._store.get(key).decode()}"
+                )
+
     def check_own_load(self, patience_seconds: float) -> None:
         """Notice that stage 0 is stuck while it loads: all others have loaded long ago.
 
@@ -200,6 +210,21 @@ class FollowerTerms:
         """
         self._store.set(f"{_LOADED_KEY}/{self._topology.rank}", "1")
         return int(self._wait(_FACTS_KEY, lambda: False)["num_blocks"])
+
+    def tell_unusable(self, reason: str) -> None:
+        """Let the head know that the operator can mend what ends this stage.
+
+        It knows before it sees the stage fail.
+
+        Raises:
+            PipelineError: the head is gone.
+        """
+        key = f"{_UNUSABLE_KEY}/{self._topology.rank}"
+        try:
+            self._store.set(key, reason)
+            self._store.get(key)  # has come back, so it is there
+        except RuntimeError as error:  # the store ends with the head's process
+            raise PipelineError(_HEAD_GONE) from error
 
     def check_head(self) -> None:
         """Raise PipelineError if the head is gone."""

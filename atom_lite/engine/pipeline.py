@@ -22,6 +22,9 @@ from atom_lite.engine.followers import Followers, local_shares
 from atom_lite.engine.step_times import TimesByStage
 from atom_lite.engine.step_watch import StepWatch
 from atom_lite.messages import StepPlan, StepResult, StepTimes
+from atom_lite.models.checkpoint import resolve_checkpoint
+from atom_lite.models.partition import partition_layers
+from atom_lite.models.spec import load_spec
 from atom_lite.parallel.affinity import pin_process
 from atom_lite.parallel.distributed_hidden import DistributedHiddenLink
 from atom_lite.parallel.distributed_link import DistributedHeadLink
@@ -161,6 +164,7 @@ def start_pipeline(
     if shares:
         pin_process(shares[0])
     try:
+        forward.call(lambda: _check_cut(config, placement.num_stages))
         groups = _join(topology, store, placement, terms, followers, data_backend(device))
     except BaseException:
         followers.end()
@@ -173,6 +177,16 @@ def start_pipeline(
     runner = _load(config, forward, terms, links, placement)
     timeout = config.parallel.step_timeout_seconds
     return PipelineExecutor(runner, forward, links, wake, step_timeout_seconds=timeout), runner
+
+
+def _check_cut(config: Config, num_stages: int) -> None:
+    """Raise ConfigError where the model has no such stages; each of them would say so."""
+    model = config.model
+    checkpoint = resolve_checkpoint(
+        model.model, revision=model.revision, load_format=model.load_format
+    )
+    partition = config.parallel.pipeline_layer_partition
+    partition_layers(load_spec(checkpoint), num_stages, partition)
 
 
 def _join(
@@ -208,8 +222,12 @@ def _load(
     patience = placement.rendezvous.startup_seconds
 
     def check() -> None:
-        links.control.poll_results()  # raises what a stage reports
-        links.followers.check()
+        try:
+            links.control.poll_results()  # raises what a stage reports
+            links.followers.check()
+        except PipelineError:
+            terms.check_loads()
+            raise
 
     def check_load() -> None:
         check()

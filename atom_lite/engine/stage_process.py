@@ -200,6 +200,7 @@ def _load_and_run(stage: Stage, terms: FollowerTerms, link: StageLink, name: str
         code = stage.run()
     except ConfigError as error:
         logger.error("%s: %s", name, error)
+        terms.tell_unusable(str(error))
         link.report_failure(str(error))
         return 2
     except PipelineError:

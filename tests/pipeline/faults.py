@@ -4,9 +4,9 @@ The environment says which, as it reaches every process of a run:
 
     ATOM_LITE_TEST_FAULT = {"layer": 1, "kind": "hang", "step_id": 3}
 
-The stage whose first layer is `layer` hangs for ever, raises, or dies at that step or the first
-after it, before it runs its layers; at step LOADING it does so while it loads. Its other threads
-live on, as with a real deadlock.
+The stage whose first layer is `layer` hangs for ever, raises, refuses or dies at that step or the
+first after it, before it runs its layers; at step LOADING it does so while it loads. Its other
+threads live on, as with a real deadlock.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
+from atom_lite.errors import ConfigError
 from atom_lite.worker import runner as runner_module
 from atom_lite.worker.runner import Runner
 
@@ -65,6 +66,8 @@ def _fail(kind: str) -> None:
             threading.Event().wait()
         case "raise":
             raise ValueError("planted")
+        case "refuse":
+            raise ConfigError("planted")
         case "die":
             os.kill(os.getpid(), signal.SIGKILL)
         case _:

@@ -121,14 +121,16 @@ def test_a_killed_stage_ends_every_sequence_with_an_error(config: Config) -> Non
     assert not follower.is_running() or follower.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_stage_that_cannot_start_fails_the_start(config: Config) -> None:
-    with pytest.raises(ConfigError, match="1,x"):
-        Engine(
-            dataclasses.replace(
-                config,
-                parallel=ParallelConfig(pipeline_parallel_size=2, pipeline_layer_partition="1,x"),
-            )
-        )
+@pytest.mark.parametrize(
+    ("stages", "partition", "told"),
+    [(2, "1,x", "--pipeline-layer-partition 1,x"), (4, None, "more than the model's 3 layers")],
+)
+def test_stages_that_the_model_cannot_be_cut_into_are_the_operators_mistake(
+    config: Config, stages: int, partition: str | None, told: str
+) -> None:
+    parallel = ParallelConfig(pipeline_parallel_size=stages, pipeline_layer_partition=partition)
+    with pytest.raises(ConfigError, match=f"^(--pipeline-parallel-size 4: )?{told}"):
+        Engine(dataclasses.replace(config, parallel=parallel))
 
 
 def events_of(message: EngineMessage | None) -> list[SequenceEvent]:

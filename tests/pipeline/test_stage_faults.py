@@ -17,7 +17,7 @@ import pytest
 from atom_lite.config import ChunkingConfig, Config, ParallelConfig
 from atom_lite.engine import followers
 from atom_lite.engine.in_process import Engine
-from atom_lite.errors import EngineError
+from atom_lite.errors import ConfigError, EngineError
 from atom_lite.messages import SamplingParams, SequenceFinished
 from atom_lite.worker import runner as runner_module
 from tests.pipeline.faults import LOADING, VARIABLE, fault
@@ -178,3 +178,11 @@ def test_a_fault_while_a_stage_loads_fails_the_start(
     with pytest.raises(EngineError, match=told):
         Engine(dataclasses.replace(config, parallel=parallel))
     assert time.monotonic() - started < BOUND_SECONDS + 15.0
+
+
+def test_what_a_stage_finds_wrong_with_flags_or_files_is_the_operators_mistake(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, layer=1, kind="refuse", step_id=LOADING)
+    with pytest.raises(ConfigError, match=r"^stage 1: planted$"):
+        Engine(config)

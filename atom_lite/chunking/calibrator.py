@@ -321,7 +321,7 @@ class Calibrator:
             self.reason = refused.message
         if self.num_refused & (self.num_refused - 1):
             return  # the log hears of the first, second, fourth, eighth, ...
-        kept = "the previous model stays" if self.models else "prompts are cut for calibration"
+        kept = "the previous model stays" if self.models else "there is no model yet"
         text = f"Dynamic chunking calibration refused ({refused.gate}): {refused.message}"
         self._notices.append(Notice("info", f"{text}; {kept}, next try after {wait} samples"))
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 STEP_TIMEOUT_SECONDS = 2.0
 # The limit above or a hang's 10 s, one beat of the head, and the end of all processes.
 BOUND_SECONDS = 30.0
+# What processes need to come up on a machine that is busy, too.
+STARTUP_SECONDS = 40.0
 
 
 @pytest.fixture(scope="module")
@@ -151,20 +153,20 @@ def stuck_head(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 def test_a_head_that_hangs_while_it_loads_fails_the_start(
     config: Config, stuck_head: threading.Event
 ) -> None:
-    parallel = dataclasses.replace(config.parallel, startup_timeout_seconds=15.0)
-    told = r"stage 0 did not load within 15 s \(--startup-timeout-seconds\) after all other stages"
+    parallel = dataclasses.replace(config.parallel, startup_timeout_seconds=STARTUP_SECONDS)
+    told = r"stage 0 did not load within 40 s \(--startup-timeout-seconds\) after all other stages"
     started = time.monotonic()
     with pytest.raises(EngineError, match=told):
         Engine(dataclasses.replace(config, parallel=parallel))
     assert stuck_head.is_set()
-    assert time.monotonic() - started < BOUND_SECONDS + 15.0
+    assert time.monotonic() - started < BOUND_SECONDS + STARTUP_SECONDS
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        ("hang", r"stage 1 did not load within 15 s \(--startup-timeout-seconds\) after stage 0"),
+        ("hang", r"stage 1 did not load within 40 s \(--startup-timeout-seconds\) after stage 0"),
         ("raise", "stage 1 failed: ValueError: planted"),
         ("die", "stage 1"),
     ],
@@ -173,11 +175,11 @@ def test_a_fault_while_a_stage_loads_fails_the_start(
     config: Config, monkeypatch: pytest.MonkeyPatch, kind: str, told: str
 ) -> None:
     plant(monkeypatch, layer=1, kind=kind, step_id=LOADING)
-    parallel = dataclasses.replace(config.parallel, startup_timeout_seconds=15.0)
+    parallel = dataclasses.replace(config.parallel, startup_timeout_seconds=STARTUP_SECONDS)
     started = time.monotonic()
     with pytest.raises(EngineError, match=told):
         Engine(dataclasses.replace(config, parallel=parallel))
-    assert time.monotonic() - started < BOUND_SECONDS + 15.0
+    assert time.monotonic() - started < BOUND_SECONDS + STARTUP_SECONDS
 
 
 def test_what_a_stage_finds_wrong_with_flags_or_files_is_the_operators_mistake(

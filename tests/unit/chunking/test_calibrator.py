@@ -99,7 +99,7 @@ def test_one_chunk_size_is_refused_with_the_reason_and_looked_at_again_soon() ->
     # Logged ever more rarely: the 1st, 2nd, 4th, ... 64th.
     refused = [line for line in lines if "refused (samples)" in line]
     assert len(refused) == 7
-    assert refused[0].endswith("prompts are cut for calibration, next try after 4 samples")
+    assert refused[0].endswith("there is no model yet, next try after 4 samples")
 
 
 def chaos(machine: Machine, num_steps: int) -> list[str]:

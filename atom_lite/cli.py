@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from atom_lite import __version__
-from atom_lite.config import KV_CONSUMER, WHOLE_PROMPT_POLICIES, Config
+from atom_lite.config import KV_CONSUMER, Config
 from atom_lite.errors import ConfigError
+from atom_lite.scheduling_config import WHOLE_PROMPT_POLICIES
 
 # Flags of other servers that are known and refused, so that nobody waits for an effect.
 _OUT_OF_SCOPE = {
@@ -285,17 +286,15 @@ def _check_together(config: Config) -> None:
             )
         if not config.scheduler.enable_chunked_prefill:
             raise ConfigError("--enable-dynamic-chunking needs --enable-chunked-prefill")
-        if config.scheduler.batching_policy in WHOLE_PROMPT_POLICIES:
+        if config.scheduler.policy in WHOLE_PROMPT_POLICIES:
             raise ConfigError(
                 "--enable-dynamic-chunking: there are no chunks with --batching-policy "
-                f"{config.scheduler.batching_policy}, which runs whole prompts"
+                f"{config.scheduler.policy}, which runs whole prompts"
             )
-    if not config.scheduler.enable_hybrid_batching and (
-        config.scheduler.batching_policy != "stall-free"
-    ):
+    if not config.scheduler.enable_hybrid_batching and (config.scheduler.policy != "stall-free"):
         raise ConfigError(
             "--no-enable-hybrid-batching goes with --batching-policy stall-free alone, not with "
-            f"{config.scheduler.batching_policy}"
+            f"{config.scheduler.policy}"
         )
     _ = config.transfer.kv_role, config.model.generation_overrides  # say what is wrong with them
     if config.parallel.tensor_parallel_size > 1:

@@ -10,10 +10,12 @@ Flag names are vLLM's and ATOM's. Source: facts of their command lines.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 from atom_lite.config_chat import ChatConfig
 from atom_lite.errors import ConfigError
+from atom_lite.scheduling_config import DEFAULT_SCHEDULER
+from atom_lite.scheduling_config import SchedulerConfig as SchedulerConfig
 from atom_lite.settings import json_object, setting
 
 DEFAULT_HOST = "127.0.0.1"
@@ -22,14 +24,6 @@ DEFAULT_MIN_CHUNK_TOKENS = 4096
 DEFAULT_SMOOTH_FACTOR = 0.75
 SMOOTH_FACTOR_VARIABLE = "ATOM_DYNAMIC_CHUNKING_SMOOTH_FACTOR"
 KV_CONSUMER = "kv_consumer"
-
-BatchingPolicyName: TypeAlias = Literal[
-    "request-level", "orca", "prefill-first", "unified", "stall-free"
-]
-WHOLE_PROMPT_POLICIES = ("request-level", "orca", "prefill-first")
-CapacityPolicyName: TypeAlias = Literal[
-    "auto", "max-utilization", "watermark", "no-evict", "max-length"
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,45 +142,6 @@ class CacheConfig:
         0.9, "Share of an accelerator's memory that the engine may use.", minimum=0.01, maximum=1.0
     )
     enable_prefix_caching: bool = setting(True, "Reuse KV blocks of equal prompt prefixes.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig:
-    """What a step may hold."""
-
-    max_num_seqs: int = setting(64, "Most sequences that run at once.", minimum=1)
-    max_num_batched_tokens: int | None = setting(
-        None,
-        "Token budget of a step. Default: 512 on a CPU; on an accelerator 2048 for steps that hold "
-        "decodes and up to 16384 for those that hold none.",
-        minimum=1,
-    )
-    enable_chunked_prefill: bool = setting(
-        True, "Split prompts over steps. Off: a prompt goes in one step, alone if need be."
-    )
-    batching_policy: str = setting(
-        "stall-free",
-        "What enters a step, and in which order: stall-free puts decodes first and prompt chunks "
-        "in what is left; unified (vLLM V1), prefill-first (vLLM V0), orca and request-level are "
-        "other servers' rules, the last three with whole prompts.",
-        choices=get_args(BatchingPolicyName),
-    )
-    enable_hybrid_batching: bool = setting(
-        True,
-        "Policy stall-free: decodes and prompt chunks share steps. Off: they take turns.",
-    )
-    capacity_policy: str = setting(
-        "auto",
-        "KV blocks that a sequence must be sure of to start. no-evict: for all that it may "
-        "generate, so none is ever preempted. auto: max-utilization; max-length for orca and "
-        "request-level, watermark for prefill-first.",
-        choices=get_args(CapacityPolicyName),
-    )
-    scheduling_policy: str = setting(
-        "fcfs",
-        "Order of the waiting queue: arrival, or the requests' priority field (lower first).",
-        choices=("fcfs", "priority"),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,7 +341,7 @@ class Config:
 
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
-    scheduler: SchedulerConfig = SchedulerConfig()
+    scheduler: SchedulerConfig = DEFAULT_SCHEDULER
     chunking: ChunkingConfig = ChunkingConfig()
     parallel: ParallelConfig = ParallelConfig()
     transfer: TransferConfig = TransferConfig()

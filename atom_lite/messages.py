@@ -91,6 +91,8 @@ class SubmitSequence(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_d
     priority: int = 0  # lower is earlier
     cache_salt: str | None = None  # isolates the prefix cache
     group: int | None = None  # sequences of one request that share its prompt's KV (n > 1)
+    ttft_slo_seconds: float | None = None  # objectives of its own; None leaves the server's
+    tbt_slo_seconds: float | None = None
     grammar: Grammar | None = None
     script: list[int] | None = None  # load format `scripted` only: the ids to emit
 
@@ -222,6 +224,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_computed: int = 0
     output_tokens: int = 0
     deadline_overruns: int = 0
+    static_budget_steps: int = 0  # of policy slo, without a latency model to trust
     # counters by pipeline stage; see engine/occupancy.py
     stage_busy_seconds: list[float] = []
     stage_bubble_seconds: list[float] = []

@@ -9,6 +9,7 @@ from starlette.responses import Response  # noqa: TC002
 from atom_lite.api.admission import PromptInput
 from atom_lite.api.frontend import frontend_of
 from atom_lite.api.gate import rename_request, request_id_of
+from atom_lite.api.objectives import header_parameters, take_headers
 from atom_lite.api.openapi import GENERATES, answers, body_of
 from atom_lite.api.replies import ChatReply
 from atom_lite.api.reply_options import ReplyOptions
@@ -24,7 +25,7 @@ router = APIRouter(tags=["chat"])
 
 @router.post(
     "/v1/chat/completions",
-    openapi_extra=body_of(ChatCompletionRequest),
+    openapi_extra=body_of(ChatCompletionRequest) | {"parameters": header_parameters()},
     responses=answers(*GENERATES, whole=ChatCompletion, event=ChatCompletionChunk),
 )
 async def chat_completions(request: Request) -> Response:
@@ -33,6 +34,7 @@ async def chat_completions(request: Request) -> Response:
     body = await read_body(request, ChatCompletionRequest)
     if body.request_id is not None:
         rename_request(request, body.request_id)
+    take_headers(body, request.headers)
     model = frontend.check_model(body.model)
     prompt = await frontend.prompts.from_messages(
         body.messages,

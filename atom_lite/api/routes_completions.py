@@ -11,6 +11,7 @@ from starlette.responses import Response  # noqa: TC002
 from atom_lite.api.admission import PromptInput
 from atom_lite.api.frontend import frontend_of
 from atom_lite.api.gate import rename_request, request_id_of
+from atom_lite.api.objectives import header_parameters, take_headers
 from atom_lite.api.openapi import GENERATES, answers, body_of
 from atom_lite.api.replies import CompletionReply
 from atom_lite.api.reply_options import ReplyOptions
@@ -29,7 +30,7 @@ router = APIRouter(tags=["completions"])
 
 @router.post(
     "/v1/completions",
-    openapi_extra=body_of(CompletionRequest),
+    openapi_extra=body_of(CompletionRequest) | {"parameters": header_parameters()},
     responses=answers(*GENERATES, whole=Completion, event=CompletionChunk),
 )
 async def completions(request: Request) -> Response:
@@ -38,6 +39,7 @@ async def completions(request: Request) -> Response:
     body = await read_body(request, CompletionRequest)
     if body.request_id is not None:
         rename_request(request, body.request_id)
+    take_headers(body, request.headers)
     model = frontend.check_model(body.model)
     prompts = await _prompts(frontend, body)
     grammar = await compile_grammar(frontend.grammars, stated_form(body))

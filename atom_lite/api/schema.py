@@ -21,9 +21,12 @@ from atom_lite.api.not_yet import NOT_YET, refuse_not_yet
 from atom_lite.api.schema_sampling import Int64, PositiveInt, SamplingFields
 from atom_lite.api.schema_structured import StructuredFields
 from atom_lite.errors import RequestError
+from atom_lite.scheduling_config import LEAST_SLO_MS, MOST_SLO_MS
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+
+SloMilliseconds = Annotated[float, Field(ge=LEAST_SLO_MS, le=MOST_SLO_MS)]
 
 _MAX_WARNED_NAMES = 256  # a client must not grow our memory by inventing names
 
@@ -80,6 +83,8 @@ class GenerationRequest(RequestBody, SamplingFields, StructuredFields):
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,256}$")] | None = None
     stream_interval: PositiveInt | None = None
+    ttft_slo_ms: SloMilliseconds | None = None
+    tbt_slo_ms: SloMilliseconds | None = None
     vllm_xargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")

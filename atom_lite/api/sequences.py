@@ -15,6 +15,7 @@ from atom_lite.api.answered_prompt import AnsweredPrompt
 from atom_lite.api.generation import SequenceOutput
 from atom_lite.api.sampling import seed_of_choice
 from atom_lite.messages import SubmitSequence
+from atom_lite.scheduler.deadlines import Objectives
 from atom_lite.text.output import OutputText
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class SequenceMaker:
         self, prompt: AnsweredPrompt, sequence_id: int, sampling: SamplingParams, group: int | None
     ) -> None:
         body = self._body
+        own = Objectives.from_milliseconds(body.ttft_slo_ms, body.tbt_slo_ms)
         message = SubmitSequence(
             sequence_id=sequence_id,
             prompt_token_ids=prompt.token_ids,
@@ -106,6 +108,8 @@ class SequenceMaker:
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
             group=group,
+            ttft_slo_seconds=own.ttft_seconds,
+            tbt_slo_seconds=own.tbt_seconds,
             grammar=self._grammar,
             script=self._script,
         )

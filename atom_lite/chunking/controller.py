@@ -15,8 +15,9 @@ Which policy it is does not show outside. Pure; runs in the head process.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from atom_lite.chunking.calibrator import UNKNOWN_SIGMA
 from atom_lite.chunking.fit_robust import FitQuality
 from atom_lite.chunking.latency_model import LatencyModel
 from atom_lite.chunking.planner import ChunkPlanner, ChunkRequest
@@ -51,6 +52,18 @@ class ChunkingStatus:
     models: tuple[LatencyModel, ...] = ()
     qualities: tuple[FitQuality | None, ...] = ()
     recent_error: float | None = None
+
+
+class ModelReport(NamedTuple):
+    """What a batching policy may size steps with.
+
+    Attributes:
+        models: one per stage, or one for all.
+        stated_error: median relative error of the worst stage's fit.
+    """
+
+    models: tuple[LatencyModel, ...]
+    stated_error: float
 
 
 class ModelPlanner(ChunkPlanner, Protocol):
@@ -108,12 +121,19 @@ class ChunkingController(Protocol):
         """Where the calibration stands."""
         ...
 
+    def model_report(self) -> ModelReport | None:
+        """The models of now; None before there are any. Asked for at every step."""
+        ...
+
 
 class StaticController:
     """A policy that learns nothing: fixed and linear."""
 
-    def __init__(self, planner: ChunkPlanner, reason: str) -> None:
-        """`reason`: why nothing is learned, for the status."""
+    def __init__(
+        self, planner: ChunkPlanner, reason: str, models: tuple[LatencyModel, ...] = ()
+    ) -> None:
+        """`reason`: why nothing is learned, for the status; `models`: known without learning."""
+        self._models = models
         self.planner = planner
         self.report = ChunkReport()
         self.needs_acknowledgement = False
@@ -147,6 +167,10 @@ class StaticController:
     def status(self) -> ChunkingStatus:
         """Off, and why."""
         return ChunkingStatus(state="off", reason=self._reason)
+
+    def model_report(self) -> ModelReport | None:
+        """The models that were given."""
+        return ModelReport(self._models, 0.0) if self._models else None
 
 
 class AtomController:
@@ -204,6 +228,11 @@ class AtomController:
             models=(model,) if model is not None else (),
         )
 
+    def model_report(self) -> ModelReport | None:
+        """The head's model, which stands for every stage; its fit states no error."""
+        model = self._calibrator.model
+        return None if model is None else ModelReport((model,), UNKNOWN_SIGMA)
+
     def _finish_startup(self, sizes: Sequence[int], seconds: list[float]) -> list[Notice]:
         notices = self._calibrator.finish_startup(sizes, seconds)
         self._hand_over()
@@ -215,7 +244,10 @@ class AtomController:
 
 
 class FittedController:
-    """A policy on our own calibration: makespan, and SGLang's rule for comparison."""
+    """A policy on our own calibration: makespan, and SGLang's rule for comparison.
+
+    Fixed and linear chunks too, where the batching policy sizes steps with the models.
+    """
 
     def __init__(
         self,
@@ -289,6 +321,17 @@ class FittedController:
             qualities=self._calibrator.qualities,
             recent_error=self._calibrator.recent_error,
         )
+
+    def model_report(self) -> ModelReport | None:
+        """The calibrator's models; one that came without a quality states the usual error."""
+        models = self._calibrator.models
+        if models is None:
+            return None
+        errors = [
+            UNKNOWN_SIGMA if quality is None else quality.median_relative_error
+            for quality in self._calibrator.qualities
+        ]
+        return ModelReport(models, max(errors))
 
     def _finish_startup(self) -> list[Notice]:
         notices = self._calibrator.attempt_now()

@@ -19,6 +19,7 @@ Reason: TypeAlias = Literal[
     "other_prefills",  # fixed: other prefills were present
     "whole_prompt",  # fixed: this prefill must go in one forward
     "fixed",  # fixed: no model, or a policy without one
+    "deadline",  # what the running streams' objectives leave time for
     "schedule",  # a static schedule
 ]
 

@@ -80,6 +80,7 @@ def assemble(
             planner=controller.planner,
             report=controller.report,
             needs_acknowledgement=lambda: controller.needs_acknowledgement,
+            model_report=controller.model_report,
             first_step_id=first_step_id,
         )
     except BaseException:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from atom_lite.chunking.background import Background
     from atom_lite.chunking.controller import ChunkingController, ModelPlanner
+    from atom_lite.chunking.planner import PlanLimits
     from atom_lite.config import ChunkingConfig, Config
     from atom_lite.scheduler.scheduler import SchedulerLimits
 
@@ -64,20 +65,19 @@ def make_controller(
         )
         log_notices([Notice("warning", text)])
     else:
-        log_notices(_ignored_settings(settings))
-    if off is not None:
-        return StaticController(FixedPlanner(), off)
-    budget = limits.prefill_step_tokens
-    match settings.dynamic_chunking_policy:
+        log_notices(_ignored_settings(settings, learns=limits.batching_policy == "slo"))
+    background = background or Inline()
+    match "fixed" if off is not None else settings.dynamic_chunking_policy:
         case "fixed":
-            return StaticController(FixedPlanner(), "the policy is fixed")
+            return _unplanned(FixedPlanner(), off or "the policy is fixed", limits, background)
         case "linear":
-            planner = LinearPlanner.from_budget(budget)
-            return StaticController(planner, "the policy is a static schedule")
+            linear = LinearPlanner.from_budget(limits.prefill_step_tokens)
+            return _unplanned(linear, "the policy is a static schedule", limits, background)
         case "atom":
             return _atom(config, limits)
         case _:
-            return _fitted(config, limits, background or Inline())
+            planner = _model_planner(config, limits, background)
+            return _fitted(planner, limits, background)
 
 
 def policy_name(config: Config, limits: SchedulerLimits) -> str:
@@ -97,8 +97,11 @@ def _why_off(config: Config, limits: SchedulerLimits) -> str | None:
     return None
 
 
-def _ignored_settings(settings: ChunkingConfig) -> list[Notice]:
-    """ATOM's command line is taken as it is; what has no effect under this policy is said."""
+def _ignored_settings(settings: ChunkingConfig, *, learns: bool) -> list[Notice]:
+    """ATOM's command line is taken as it is; what has no effect under this policy is said.
+
+    `learns`: whatever the policy, a latency model is learned, and the profile keeps it.
+    """
     policy = settings.dynamic_chunking_policy
     given = [field.name for field in fields(settings) if _is_given(settings, field)]
     if settings.enable_dynamic_chunking:
@@ -106,6 +109,8 @@ def _ignored_settings(settings: ChunkingConfig) -> list[Notice]:
         why = f"with --dynamic-chunking-policy {policy}"
     else:
         ignored, why = given, "without --enable-dynamic-chunking"
+    if learns:
+        ignored = [name for name in ignored if name != "dynamic_chunking_profile"]
     flags = [f"--{name.replace('_', '-')}" for name in ignored]
     return [Notice("warning", f"{flag} has no effect {why}") for flag in flags]
 
@@ -114,26 +119,48 @@ def _is_given(settings: ChunkingConfig, field: Field[Any]) -> bool:
     return bool(getattr(settings, field.name) != field.default)
 
 
-def _fitted(config: Config, limits: SchedulerLimits, background: Background) -> FittedController:
-    """The policies on our own calibration."""
-    sizes = plan_limits(
+def _unplanned(
+    planner: FixedPlanner | LinearPlanner,
+    reason: str,
+    limits: SchedulerLimits,
+    background: Background,
+) -> ChunkingController:
+    """Chunks that need no model; one is learned where the batching policy sizes steps with it."""
+    if limits.batching_policy == "slo":
+        return _fitted(planner, limits, background)
+    return StaticController(planner, reason)
+
+
+def _fitted(
+    planner: ModelPlanner, limits: SchedulerLimits, background: Background
+) -> FittedController:
+    """A planner on our own calibration."""
+    sizes = _plan_limits(limits)
+    calibrator = Calibrator(limits.pipeline_depth, sizes, background)
+    return FittedController(planner, calibrator, sizes, max_model_len=limits.max_model_len)
+
+
+def _model_planner(
+    config: Config, limits: SchedulerLimits, background: Background
+) -> SglangPlanner | MakespanPlanner:
+    """The policies that plan with the fitted models."""
+    if config.chunking.dynamic_chunking_policy != "sglang":
+        return MakespanPlanner(_plan_limits(limits), background=background)
+    return SglangPlanner(
+        SglangSettings(
+            base_tokens=limits.prefill_step_tokens,
+            page_tokens=limits.block_size,
+            max_model_len=limits.max_model_len,
+            smooth_factor=smooth_factor(config),
+        )
+    )
+
+
+def _plan_limits(limits: SchedulerLimits) -> PlanLimits:
+    return plan_limits(
         min(limits.prefill_step_tokens, limits.max_model_len),
         floor_tokens=limits.least_chunk_tokens,
     )
-    planner: ModelPlanner
-    if config.chunking.dynamic_chunking_policy == "sglang":
-        planner = SglangPlanner(
-            SglangSettings(
-                base_tokens=limits.prefill_step_tokens,
-                page_tokens=limits.block_size,
-                max_model_len=limits.max_model_len,
-                smooth_factor=smooth_factor(config),
-            )
-        )
-    else:
-        planner = MakespanPlanner(sizes, background=background)
-    calibrator = Calibrator(limits.pipeline_depth, sizes, background)
-    return FittedController(planner, calibrator, sizes, max_model_len=limits.max_model_len)
 
 
 def _atom(config: Config, limits: SchedulerLimits) -> AtomController:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from atom_lite.engine.chunking_desk import log_notices
 from atom_lite.engine.occupancy import PipelineOccupancy
 from atom_lite.messages import (
     AbortSequence,
@@ -96,6 +97,7 @@ class Head:
             self._chunking.deliver()
         if not self._stopping:
             self._start_next()
+        log_notices(self._scheduler.take_notices())
         self._send(events)
         if self._chunking is not None:
             self._chunking.report(time.monotonic())

@@ -38,6 +38,7 @@ from atom_lite.messages import (
     SubmitSequence,
     TokensGenerated,
 )
+from atom_lite.scheduler.deadlines import NO_OBJECTIVES, Objectives
 from atom_lite.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -113,11 +114,12 @@ class Engine:
         group: int | None = None,
         script: list[int] | None = None,
         grammar: Grammar | None = None,
+        objectives: Objectives = NO_OBJECTIVES,
     ) -> int:
         """Queue a sequence and return its id; its events are kept until `events(id)` reads them.
 
         Sequences with the same prompt and `group` compute that prompt once, with or without a
-        prefix cache.
+        prefix cache. `objectives` are its own, before the config's.
         """
         sequence_id = next(self._ids)
         message = SubmitSequence(
@@ -130,6 +132,8 @@ class Engine:
             group=group,
             script=script,
             grammar=grammar,
+            ttft_slo_seconds=objectives.ttft_seconds,
+            tbt_slo_seconds=objectives.tbt_seconds,
         )
         with self._lock:
             if self._failure is not None:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Literal, cast
 from atom_lite.chunking.planner import DEFAULT_FLOOR_TOKENS
 from atom_lite.config import KV_CONSUMER
 from atom_lite.messages import EngineReady
+from atom_lite.scheduler.deadlines import Objectives
 from atom_lite.scheduler.scheduler import SchedulerLimits
 
 if TYPE_CHECKING:
-    from atom_lite.config import BatchingPolicyName, CapacityPolicyName, Config
+    from atom_lite.config import Config
+    from atom_lite.scheduling_config import CapacityPolicyName
     from atom_lite.worker.runner import RunnerInfo
 
 logger = logging.getLogger(__name__)
@@ -68,7 +70,10 @@ def scheduler_limits(config: Config, info: RunnerInfo) -> SchedulerLimits:
         enable_prefix_caching=config.cache.enable_prefix_caching,
         pipeline_depth=info.num_stages,
         least_chunk_tokens=least_chunk_tokens(info.num_stages, on_cpu=on_cpu),
-        batching_policy=cast("BatchingPolicyName", config.scheduler.batching_policy),
+        batching_policy=config.scheduler.policy,
+        objectives=Objectives.from_milliseconds(
+            config.scheduler.ttft_slo_ms, config.scheduler.tbt_slo_ms
+        ),
         capacity_policy=cast("CapacityPolicyName", config.scheduler.capacity_policy),
         enable_hybrid_batching=config.scheduler.enable_hybrid_batching,
         scheduling_policy=cast("Literal['fcfs', 'priority']", config.scheduler.scheduling_policy),

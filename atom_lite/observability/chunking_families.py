@@ -31,6 +31,7 @@ CHUNK_REASONS = (
     "other_prefills",
     "whole_prompt",
     "fixed",
+    "deadline",
     "schedule",
 )
 CALIBRATION_STATES = (

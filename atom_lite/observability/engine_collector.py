@@ -33,6 +33,10 @@ _COUNTERS = {
     "engine_steps": ("num_steps", "Steps run."),
     "prompt_tokens_computed": ("prompt_tokens_computed", "Prompt tokens run through the model."),
     "deadline_overruns": ("deadline_overruns", "Steps that knowingly missed their deadline."),
+    "static_budget_steps": (
+        "static_budget_steps",
+        "Steps that policy slo sized by a static budget, for want of a latency model to trust.",
+    ),
 }
 _STAGE_COUNTERS = {
     "stage_busy_seconds": ("stage_busy_seconds", "Time in the model call of a pipeline stage."),

@@ -15,6 +15,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from atom_lite.chunking.latency_model import MILLISECONDS_PER_SECOND
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objectives:
@@ -28,12 +30,23 @@ class Objectives:
     ttft_seconds: float | None = None
     tbt_seconds: float | None = None
 
+    @classmethod
+    def from_milliseconds(cls, ttft_ms: float | None, tbt_ms: float | None) -> Objectives:
+        """From the numbers of flags and requests."""
+        return cls(
+            ttft_seconds=None if ttft_ms is None else ttft_ms / MILLISECONDS_PER_SECOND,
+            tbt_seconds=None if tbt_ms is None else tbt_ms / MILLISECONDS_PER_SECOND,
+        )
+
     def over(self, default: Objectives) -> Objectives:
         """These, and the default's where there is none."""
         return Objectives(
             ttft_seconds=default.ttft_seconds if self.ttft_seconds is None else self.ttft_seconds,
             tbt_seconds=default.tbt_seconds if self.tbt_seconds is None else self.tbt_seconds,
         )
+
+
+NO_OBJECTIVES = Objectives()
 
 
 class Deadline:
@@ -69,3 +82,8 @@ class Deadline:
         left = self.due_seconds - now
         tbt = self.objectives.tbt_seconds
         return left if tbt is None or self._is_first else min(left, tbt)
+
+
+def no_deadline() -> Deadline:
+    """Of a sequence that is promised nothing."""
+    return Deadline(NO_OBJECTIVES, 0.0)

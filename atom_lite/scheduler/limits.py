@@ -10,8 +10,13 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from atom_lite.chunking.planner import DEFAULT_FLOOR_TOKENS
-from atom_lite.config import WHOLE_PROMPT_POLICIES, BatchingPolicyName, CapacityPolicyName
 from atom_lite.errors import ConfigError
+from atom_lite.scheduler.deadlines import NO_OBJECTIVES, Objectives
+from atom_lite.scheduling_config import (
+    WHOLE_PROMPT_POLICIES,
+    BatchingPolicyName,
+    CapacityPolicyName,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +26,8 @@ class SchedulerLimits:
     A step that holds decodes keeps to `decode_step_tokens`, one without may take
     `prefill_step_tokens`. `pipeline_depth` is how many steps (microbatches) may be in flight.
     `least_chunk_tokens` is the size under which chunks of a plan gain nothing on this device.
+    `objectives` are those of sequences that bring none of their own. With `auto_budget` a step that
+    holds decodes keeps to what the TBT objective is worth, as far as `decode_step_tokens` go.
     """
 
     max_num_seqs: int
@@ -38,11 +45,18 @@ class SchedulerLimits:
     batching_policy: BatchingPolicyName = "stall-free"
     capacity_policy: CapacityPolicyName = "auto"
     enable_hybrid_batching: bool = True
+    objectives: Objectives = NO_OBJECTIVES
+    auto_budget: bool = False
 
     @property
     def whole_prompts(self) -> bool:
         """Each prompt goes in one step: chunked prefill is off, or the policy knows none."""
         return not self.enable_chunked_prefill or self.batching_policy in WHOLE_PROMPT_POLICIES
+
+    @property
+    def watches_steps(self) -> bool:
+        """Whether steps are sized by what earlier ones took."""
+        return self.batching_policy == "slo" or self.auto_budget
 
     def check(self) -> None:
         """Refuse numbers with which some sequence could never be scheduled.
@@ -88,6 +102,16 @@ class SchedulerLimits:
             raise ConfigError(
                 "--no-enable-hybrid-batching goes with --batching-policy stall-free alone, and "
                 f"--batching-policy is {self.batching_policy}"
+            )
+
+        if self.batching_policy == "slo" and not self.enable_chunked_prefill:
+            raise ConfigError("--batching-policy slo needs --enable-chunked-prefill")
+        if self.auto_budget and self.objectives.tbt_seconds is None:
+            raise ConfigError("--max-num-batched-tokens auto needs an objective: --tbt-slo-ms")
+        if self.auto_budget and self.batching_policy not in ("stall-free", "unified"):
+            raise ConfigError(
+                "--max-num-batched-tokens auto goes with --batching-policy stall-free or unified, "
+                f"not with {self.batching_policy}"
             )
 
     @property

@@ -198,6 +198,8 @@ class Roster:
             assert {s.sequence_id for s in members} == expected, f"{state} is not {expected}"
             assert len(members) == len(expected), f"{state} lists a sequence twice"
         assert len(self.waiting) == len(list(self.waiting)), "waiting count is wrong"
+        waiting_tokens = sum(len(s.tokens) for s in self.waiting)
+        assert self.waiting.num_tokens == waiting_tokens, "waiting tokens are miscounted"
         for running in (self.prefilling, self.decoding):
             assert running == sorted(running, key=by_order), "running list is out of order"
         for sequence in self:

@@ -28,27 +28,33 @@ from atom_lite.messages import (
     SampledToken,
     SequenceEvent,
     SequenceFinished,
-    SequenceTimings,
     StepPlan,
     StepResult,
     SubmitSequence,
     TokensGenerated,
 )
 from atom_lite.scheduler.capacity import make_capacity
+from atom_lite.scheduler.deadlines import Deadline, Objectives
+from atom_lite.scheduler.endings import ending, refusal
+from atom_lite.scheduler.forecast import Forecast
 from atom_lite.scheduler.in_flight import Flight, InFlight, errors_that_count, tokens_that_count
 from atom_lite.scheduler.limits import SchedulerLimits
 from atom_lite.scheduler.policies.select import make_policy
+from atom_lite.scheduler.policies.slo import Slo
 from atom_lite.scheduler.prompt_scores import prompt_scores_that_count
 from atom_lite.scheduler.roster import Roster
 from atom_lite.scheduler.sequence import Sequence
 from atom_lite.scheduler.sharing import Sharing
-from atom_lite.scheduler.step_builder import Machinery, StepBuilder
+from atom_lite.scheduler.step_admission import Machinery
+from atom_lite.scheduler.step_builder import StepBuilder
 from atom_lite.scheduler.stopping import Stop, find_stop, max_output_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from atom_lite.chunking.controller import ModelReport
     from atom_lite.chunking.planner import ChunkPlanner
+    from atom_lite.chunking.refusal import Notice
     from atom_lite.scheduler.policies.policy import BatchingPolicy
 
 __all__ = ["Scheduler", "SchedulerLimits"]
@@ -59,6 +65,8 @@ _COUNTERS = (  # fields of EngineStats
     "prefix_cache_hits",
     "prompt_tokens_computed",
     "output_tokens",
+    "deadline_overruns",
+    "static_budget_steps",
 )
 
 
@@ -72,6 +80,8 @@ class Scheduler:
         report: counts the chunks that are placed.
         needs_acknowledgement: asked for each step: whether only the last stage's result may retire
             a step of middle chunks (`in_flight.py`). Default: never.
+        model_report: asked for each step by what sizes it for objectives: the latency models of
+            now. Default: there are none.
         first_step_id: step ids count up from here; those below have been used on the same stages.
 
     Raises:
@@ -86,11 +96,13 @@ class Scheduler:
         planner: ChunkPlanner | None = None,
         report: ChunkReport | None = None,
         needs_acknowledgement: Callable[[], bool] = lambda: False,
+        model_report: Callable[[], ModelReport | None] = lambda: None,
         first_step_id: int = 0,
     ) -> None:
         limits.check()
         self._limits = limits
-        self._policy = policy or make_policy(limits)
+        self._forecast = Forecast(model_report) if limits.watches_steps else None
+        self._policy = policy or make_policy(limits, self._forecast)
         self._allocator = KVAllocator(limits.num_blocks, limits.block_size)
         self._sharing = Sharing(self._allocator, enable_prefix_caching=limits.enable_prefix_caching)
         self._roster = Roster(self._allocator, self._sharing, make_capacity(limits))
@@ -123,7 +135,7 @@ class Scheduler:
         try:
             most = max_output_tokens(message, self._limits)
         except RequestError as error:
-            return [_refusal(message, error, now)]
+            return [refusal(message, error, now)]
         self._num_submitted += 1
         by_priority = self._limits.scheduling_policy == "priority"
         sequence = Sequence(
@@ -132,7 +144,11 @@ class Scheduler:
             max_output_tokens=most,
             root_digest=self._sharing.root_digest(message),
             tokens=list(message.prompt_token_ids),
+            deadline=self._deadline(message),
         )
+        if isinstance(self._policy, Slo):
+            cached = len(self._sharing.find_cached_blocks(sequence)) * self._limits.block_size
+            sequence.prefill_due = self._policy.prefill_due(sequence, len(sequence.tokens) - cached)
         self._roster.add(sequence)
         return []
 
@@ -160,7 +176,8 @@ class Scheduler:
         if not has_room or not len(self._roster):
             return None
         share = self._in_flight.decode_share(len(self._roster.decoding))
-        step = StepBuilder(self._machinery, self._next_step_id, now, share)
+        budget = self._decode_budget(share)
+        step = StepBuilder(self._machinery, self._next_step_id, now, share, budget)
         # A queue whose head cannot start brings no work to the stages, however long it is.
         num_waiting = len(self._roster.waiting) if step.next_admission() is not None else 0
         num_prefills = len(self._roster.prefilling) + num_waiting
@@ -176,10 +193,14 @@ class Scheduler:
         self._next_step_id += 1
         self._counters["prefix_cache_queries"] += step.prefix_cache_queries
         self._counters["prefix_cache_hits"] += step.prefix_cache_hits
+        self._counters["deadline_overruns"] += step.is_overrun
+        self._counters["static_budget_steps"] += step.is_static
         acknowledge = self._needs_acknowledgement() or any(
             row.is_awaited for row in step.flight.rows
         )
         self._in_flight.launch(step.flight._replace(acknowledge=acknowledge))
+        if self._forecast is not None:
+            self._forecast.launched(step.flight.step_id, step.contents())
         return StepPlan(
             step_id=step.flight.step_id,
             starts=step.starts,
@@ -199,6 +220,10 @@ class Scheduler:
             EngineError: not that plan's result, or one that lacks something; the engine is done.
         """
         flight = self._in_flight.land(result)
+        if self._forecast is not None:
+            self._forecast.landed(result.step_id)
+            for times in result.times:
+                self._forecast.timed(times)
         self._count(flight)
         events: list[SequenceEvent] = [*prompt_scores_that_count(flight, result)]
         for sequence, error in errors_that_count(flight, result):
@@ -227,6 +252,10 @@ class Scheduler:
         assert sequence is not None
         return len(self._sharing.find_cached_blocks(sequence)) * self._limits.block_size
 
+    def take_notices(self) -> list[Notice]:
+        """Lines for the log since the last call: how steps are sized for objectives."""
+        return [] if self._forecast is None else self._forecast.take_notices()
+
     def stats(self) -> EngineStats:
         """Gauges of now and counters since start."""
         return EngineStats(
@@ -247,6 +276,22 @@ class Scheduler:
 
     # ------------------------------------------------------------ inside
 
+    def _decode_budget(self, decode_share: int) -> int | None:
+        """Tokens of a step beside streams, where they follow the load; None for the limits' own."""
+        tbt = self._limits.objectives.tbt_seconds
+        if not self._limits.auto_budget or self._forecast is None or tbt is None:
+            return None
+        limits = self._limits
+        tokens = self._forecast.costs.static_tokens(
+            tbt / limits.pipeline_depth, unknown=limits.least_chunk_tokens
+        )
+        return min(limits.decode_step_tokens, decode_share + tokens)
+
+    def _deadline(self, message: SubmitSequence) -> Deadline:
+        """Of a new sequence's first token, by its own objectives or else the server's."""
+        own = Objectives(ttft_seconds=message.ttft_slo_seconds, tbt_seconds=message.tbt_slo_seconds)
+        return Deadline(own.over(self._limits.objectives), message.arrival_time)
+
     def _accept(
         self, sequence: Sequence, token: SampledToken, now: float, events: list[SequenceEvent]
     ) -> None:
@@ -255,6 +300,7 @@ class Scheduler:
             self._register_written_block(sequence)
         sequence.awaits_result = False
         sequence.tokens.append(token.token_id)
+        sequence.deadline.token(now)
         self._counters["output_tokens"] += 1
         cached = 0
         if sequence.first_token_time is None:
@@ -290,41 +336,8 @@ class Scheduler:
     ) -> SequenceFinished:
         self._roster.finish(sequence)
         self._planner.forget(sequence.sequence_id)
-        return SequenceFinished(
-            sequence_id=sequence.sequence_id,
-            reason=reason,
-            timings=SequenceTimings(
-                arrival_time=sequence.submission.arrival_time,
-                first_scheduled_time=sequence.first_scheduled_time,
-                first_token_time=sequence.first_token_time,
-                finish_time=now,
-            ),
-            num_prompt_tokens=sequence.num_prompt_tokens,
-            num_output_tokens=sequence.num_output_tokens,
-            num_cached_tokens=sequence.num_cached_tokens,
-            num_preemptions=sequence.num_preemptions,
-            stop_token_id=None if stop is None else stop.stop_token_id,
-            error=error,
-        )
+        return ending(sequence, reason, now, stop=stop, error=error)
 
     def _count(self, flight: Flight) -> None:
         self._counters["num_steps"] += 1
         self._counters["prompt_tokens_computed"] += flight.num_prefill_tokens
-
-
-def _refusal(message: SubmitSequence, error: RequestError, now: float) -> SequenceFinished:
-    """The terminal event of a sequence that never ran."""
-    return SequenceFinished(
-        sequence_id=message.sequence_id,
-        reason="error",
-        timings=SequenceTimings(
-            arrival_time=message.arrival_time,
-            first_scheduled_time=None,
-            first_token_time=None,
-            finish_time=now,
-        ),
-        num_prompt_tokens=len(message.prompt_token_ids),
-        num_output_tokens=0,
-        error=error.message,
-        error_status=error.status,
-    )

@@ -21,9 +21,13 @@ from operator import attrgetter
 from typing import TypeAlias
 
 from atom_lite.messages import SubmitSequence
+from atom_lite.scheduler.deadlines import Deadline, no_deadline
 
 Order: TypeAlias = tuple[int, int]
 """(priority, submission number): smaller is served earlier and preempted later."""
+
+Turn: TypeAlias = tuple[int, float, int]
+"""(priority, when its prefill is due, submission number): smaller is prefilled earlier."""
 
 
 class State(Enum):
@@ -48,6 +52,8 @@ class Sequence:
     max_output_tokens: int  # what max_tokens, max_model_len and the pool leave
     root_digest: bytes | None  # the names of its blocks begin with it; None: none is shared
     tokens: list[int]
+    deadline: Deadline = field(default_factory=no_deadline)  # of its next token
+    prefill_due: float = 0.0  # by the batching policy; 0 where that goes by order alone
     state: State = State.WAITING
     epoch: int = 0  # counts preemptions; results of an old epoch are dropped
     prefill_end: int = 0
@@ -70,6 +76,12 @@ class Sequence:
     def sequence_id(self) -> int:
         """The id that the frontend chose."""
         return self.submission.sequence_id
+
+    @property
+    def turn(self) -> Turn:
+        """Its place among those that wait for their prefill."""
+        priority, number = self.order
+        return (priority, self.prefill_due, number)
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -7,41 +7,20 @@ the head process.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from atom_lite.chunking.calibrator import StepSample
+from atom_lite.chunking.latency_model import Chunk
 from atom_lite.chunking.planner import ChunkDecision, ChunkRequest
 from atom_lite.messages import SequenceStart, StepRow
 from atom_lite.scheduler.in_flight import Flight, FlightRow
 from atom_lite.scheduler.prompt_scores import MOST_ENTRIES_PER_STEP, score_entries
 from atom_lite.scheduler.sequence import State
+from atom_lite.scheduler.step_admission import find_admission
 
 if TYPE_CHECKING:
-    from atom_lite.chunking.planner import ChunkPlanner
-    from atom_lite.chunking.report import ChunkReport
-    from atom_lite.kv.allocator import KVAllocator
-    from atom_lite.scheduler.limits import SchedulerLimits
-    from atom_lite.scheduler.roster import Roster
     from atom_lite.scheduler.sequence import Sequence
-    from atom_lite.scheduler.sharing import Sharing
-
-
-class Admission(NamedTuple):
-    """A waiting sequence that can start now, and the cached blocks it would start from."""
-
-    sequence: Sequence
-    cached_block_ids: list[int]
-    num_tokens_left: int  # to prefill
-
-
-class Machinery(NamedTuple):
-    """What every step of one scheduler is built with."""
-
-    limits: SchedulerLimits
-    roster: Roster
-    allocator: KVAllocator
-    sharing: Sharing
-    planner: ChunkPlanner
-    report: ChunkReport
+    from atom_lite.scheduler.step_admission import Admission, Machinery
 
 
 class StepBuilder:
@@ -52,26 +31,41 @@ class StepBuilder:
     A sequence whose last token is in flight is stalled by nothing.
     """
 
-    def __init__(self, machinery: Machinery, step_id: int, now: float, decode_share: int) -> None:
+    def __init__(
+        self,
+        machinery: Machinery,
+        step_id: int,
+        now: float,
+        decode_share: int,
+        decode_step_tokens: int | None = None,
+    ) -> None:
+        """`decode_step_tokens`: in the place of the limits' own, where it follows the load."""
+        self._machinery = machinery
         self._limits = machinery.limits
         self._block_size = machinery.limits.block_size
         self._roster = machinery.roster
         self._allocator = machinery.allocator
-        self._sharing = machinery.sharing
         self._planner = machinery.planner
         self._report = machinery.report
-        self._now = now
+        self.now = now
         self._decode_share = decode_share
         self.flight = Flight(step_id, [])
         self.starts: list[SequenceStart] = []
         self.rows: list[StepRow] = []
         decoding = any(s.has_more_to_decode for s in self._roster.decoding)
         limits = self._limits
-        self.budget_left = limits.decode_step_tokens if decoding else limits.prefill_step_tokens
+        if decode_step_tokens is None:
+            decode_step_tokens = limits.decode_step_tokens
+        self.budget_left = decode_step_tokens if decoding else limits.prefill_step_tokens
+        self.num_prefill_tokens = 0
+        self._chunks: list[Chunk] = []
+        self._decode_context_tokens = 0
         self._score_entries_left = MOST_ENTRIES_PER_STEP
         self.prefix_cache_queries = 0  # tokens
         self.prefix_cache_hits = 0
         self.num_preempted = 0
+        self.is_overrun = False  # a policy knowingly misses a deadline with it
+        self.is_static = False  # a policy had no latency model to size it with
 
     # ------------------------------------------------------------ what a policy may ask
 
@@ -90,6 +84,31 @@ class StepBuilder:
         """Sequences that hold blocks."""
         return self._roster.num_running
 
+    @property
+    def decoding(self) -> list[Sequence]:
+        """All sequences that decode, in this step, in another or waiting for their turn."""
+        return self._roster.decoding
+
+    @property
+    def num_prefills(self) -> int:
+        """Sequences with prefill left, waiting ones included."""
+        return len(self._roster.prefilling) + len(self._roster.waiting)
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Tokens still to prefill, of partial prefills and waiting sequences."""
+        partial = sum(s.num_prefill_tokens_left for s in self._roster.prefilling)
+        return partial + self._roster.waiting.num_tokens
+
+    def contents(self) -> StepSample:
+        """What has been placed, in the latency model's terms."""
+        return StepSample(
+            chunks=tuple(self._chunks),
+            stage_seconds=(),
+            decode_rows=len(self.rows) - len(self._chunks),
+            decode_context_tokens=self._decode_context_tokens,
+        )
+
     def ready_decodes(self) -> list[Sequence]:
         """Sequences whose last token has come back, in order; at most one microbatch's share."""
         ready = [s for s in self._roster.decoding if not s.awaits_result]
@@ -100,28 +119,8 @@ class StepBuilder:
         return list(self._roster.prefilling)
 
     def next_admission(self) -> Admission | None:
-        """The earliest waiting sequence, if it can start in this step.
-
-        It can when a running slot is free, no other is just computing the block that it needs
-        next, and what the capacity policy promises to it and to all that run fits in the available
-        blocks. Every policy promises a whole prefill: else two half-done prompts could preempt
-        each other for ever.
-        """
-        sequence = self._roster.waiting.peek()
-        if sequence is None or self._roster.num_running >= self._limits.max_num_seqs:
-            return None
-        cached = self._sharing.find_cached_blocks(sequence)
-        if self._waits_for_twin(sequence, len(cached)):
-            return None
-        # A cached block that nobody holds is taken from the available ones like any other.
-        allocator = self._allocator
-        needed = self._roster.reach_blocks(sequence) - allocator.count_held(cached)
-        headroom = self._roster.capacity.headroom_blocks(self._roster)
-        promised = headroom + self._roster.num_promised_blocks
-        if needed + promised > allocator.num_available:
-            return None
-        left = len(sequence.tokens) - len(cached) * self._limits.block_size
-        return Admission(sequence, cached, left)
+        """The earliest waiting sequence, if it can start in this step."""
+        return find_admission(self._machinery)
 
     # ------------------------------------------------------------ what a policy may do
 
@@ -165,36 +164,40 @@ class StepBuilder:
         )
         self.flight.rows.append(FlightRow(sequence, sequence.epoch, 1, True, True))
         self.budget_left -= 1
+        self._decode_context_tokens += start + 1
         sequence.num_scheduled_tokens = start + 1
         sequence.awaits_result = True
         sequence.last_step_id = self.flight.step_id
         return True
 
-    def place_chunk(self, sequence: Sequence) -> bool:
-        """Place the next chunk of a partial prefill, as far as budget and blocks go."""
+    def place_chunk(self, sequence: Sequence, most_tokens: int | None = None) -> bool:
+        """Place the next chunk of a partial prefill, as far as budget and blocks go.
+
+        `most_tokens` is a policy's own bound.
+        """
         if sequence.state is not State.PREFILLING:
             return False  # preempted for an earlier row of this step
         chunk = self._next_chunk(
-            sequence, sequence.num_scheduled_tokens, sequence.num_prefill_tokens_left
+            sequence, sequence.num_scheduled_tokens, sequence.num_prefill_tokens_left, most_tokens
         )
         slots = len(sequence.block_ids) + self._allocator.num_available
         fitting = slots * self._limits.block_size - sequence.num_scheduled_tokens
         num_tokens = min(chunk.tokens, fitting)
         if num_tokens <= 0:
             return False
-        self._place(sequence, num_tokens, is_decode=False)
+        self._place(sequence, num_tokens)
         self._report.count(chunk._replace(tokens=num_tokens))
         return True
 
-    def admit(self, admission: Admission) -> bool:
+    def admit(self, admission: Admission, most_tokens: int | None = None) -> bool:
         """Start a waiting sequence with its first chunk, unless the planner gives it none now."""
         sequence, cached, left = admission
         prefix = len(cached) * self._limits.block_size
-        chunk = self._next_chunk(sequence, prefix, left)
+        chunk = self._next_chunk(sequence, prefix, left, most_tokens)
         if chunk.tokens <= 0:
             return False
         if sequence.first_scheduled_time is None:
-            sequence.first_scheduled_time = self._now
+            sequence.first_scheduled_time = self.now
             sequence.num_cached_tokens = prefix
             if self._limits.enable_prefix_caching and not sequence.reports_prompt:
                 self.prefix_cache_queries += len(sequence.tokens)
@@ -211,17 +214,23 @@ class StepBuilder:
                 script=sequence.submission.script,
             )
         )
-        self._place(sequence, chunk.tokens, is_decode=False)
+        self._place(sequence, chunk.tokens)
         self._report.count(chunk)
         return True
 
     # ------------------------------------------------------------ inside
 
     def _next_chunk(
-        self, sequence: Sequence, prefix_tokens: int, remaining_tokens: int
+        self,
+        sequence: Sequence,
+        prefix_tokens: int,
+        remaining_tokens: int,
+        most_tokens: int | None,
     ) -> ChunkDecision:
         """How many tokens of a prompt go into this step; 0 for none."""
         budget = self.budget_left
+        if most_tokens is not None:
+            budget = min(budget, most_tokens)
         if entries := score_entries(sequence):
             budget = min(budget, self._score_entries_left // entries)
         if self.whole_prompts:
@@ -236,6 +245,8 @@ class StepBuilder:
             budget_tokens=budget,
         )
         decision = self._planner.next_chunk(request)
+        if most_tokens is not None and decision.tokens >= most_tokens < remaining_tokens:
+            return ChunkDecision(most_tokens, "deadline")
         return decision._replace(tokens=min(decision.tokens, request.most_tokens))
 
     def _make_room_for(self, sequence: Sequence) -> bool:
@@ -257,15 +268,8 @@ class StepBuilder:
         last = self._roster.decoding[-1]
         return last.order > sequence.order and last.awaits_result
 
-    def _waits_for_twin(self, sequence: Sequence, num_cached_blocks: int) -> bool:
-        """Whether a partial prefill is about to compute the very block that this one needs next."""
-        if sequence.reports_prompt or num_cached_blocks >= len(sequence.digests):
-            return False
-        end = (num_cached_blocks + 1) * self._limits.block_size
-        is_coming = sequence.digests[num_cached_blocks] in self._roster.coming_digests
-        return is_coming and end < len(sequence.tokens)
-
-    def _place(self, sequence: Sequence, num_tokens: int, *, is_decode: bool) -> None:
+    def _place(self, sequence: Sequence, num_tokens: int) -> None:
+        """A row of a prompt, or of an output that is computed again."""
         start = sequence.num_scheduled_tokens
         end = start + num_tokens
         num_new_slots = end - len(sequence.block_ids) * self._limits.block_size
@@ -280,10 +284,9 @@ class StepBuilder:
                 num_tokens=num_tokens,
                 sample=is_last and sequence.max_output_tokens > 0,
                 new_block_ids=sequence.block_ids[sequence.num_sent_blocks :],
-                token_ids=sequence.tokens[start:end] if is_decode else [],
             )
         )
-        row = FlightRow(sequence, sequence.epoch, num_tokens, is_decode, is_awaited=is_last)
+        row = FlightRow(sequence, sequence.epoch, num_tokens, is_decode=False, is_awaited=is_last)
         self.flight.rows.append(row)
         self.budget_left -= num_tokens
         self._score_entries_left -= num_tokens * score_entries(sequence)
@@ -291,10 +294,11 @@ class StepBuilder:
         sequence.num_scheduled_tokens = end
         sequence.awaits_result = is_last
         sequence.last_step_id = self.flight.step_id
-        if not is_decode:
-            self._register_full_blocks(sequence)
-            if is_last:
-                self._roster.end_prefill(sequence)
+        self.num_prefill_tokens += num_tokens
+        self._chunks.append(Chunk(start, num_tokens))
+        self._register_full_blocks(sequence)
+        if is_last:
+            self._roster.end_prefill(sequence)
 
     def _register_full_blocks(self, sequence: Sequence) -> None:
         """Let others hit the blocks of this chunk, from this very step on.

@@ -126,25 +126,26 @@ def informed_controller(
 ) -> ChunkingController:
     """The policy with the true models from the first chunk on; it learns nothing."""
     reason = "the models are given"
+    models = tuple(models)
     match spec.name:
         case "fixed":
-            return StaticController(FixedPlanner(), reason)
+            return StaticController(FixedPlanner(), reason, models)
         case "linear":
-            return StaticController(LinearPlanner.from_budget(spec.budget_tokens), reason)
+            return StaticController(LinearPlanner.from_budget(spec.budget_tokens), reason, models)
         case "atom":
             atom = AtomPlanner(_atom_settings(spec, limits))
             atom.model = models[0]
-            controller = StaticController(atom, reason)
+            controller = StaticController(atom, reason, models)
             controller.needs_acknowledgement = True  # as with an installed model
             return controller
         case "sglang":
             return StaticController(
-                SglangPlanner(_sglang_settings(spec, limits), models[0]), reason
+                SglangPlanner(_sglang_settings(spec, limits), models[0]), reason, models
             )
         case "makespan":
             makespan = MakespanPlanner(_sizes(spec, limits))
             makespan.install(models)
-            return StaticController(makespan, reason)
+            return StaticController(makespan, reason, models)
 
 
 def learning_controller(
@@ -154,7 +155,17 @@ def learning_controller(
     sizes = _sizes(spec, limits)
     match spec.name:
         case "fixed" | "linear":
-            return informed_controller(spec, (), limits)
+            if limits.batching_policy != "slo":
+                return informed_controller(spec, (), limits)
+            unplanned = (
+                FixedPlanner()
+                if spec.name == "fixed"
+                else LinearPlanner.from_budget(spec.budget_tokens)
+            )
+            calibrator = Calibrator(num_stages, sizes)
+            return FittedController(
+                unplanned, calibrator, sizes, max_model_len=limits.max_model_len
+            )
         case "atom":
             settings = _atom_settings(spec, limits)
             return AtomController(

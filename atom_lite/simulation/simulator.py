@@ -56,6 +56,7 @@ class Simulation:
             planner=controller.planner,
             report=controller.report,
             needs_acknowledgement=lambda: controller.needs_acknowledgement,
+            model_report=controller.model_report,
         )
         self._pipeline = pipeline
         self._stages = SimulatedStages(pipeline, audit=limits if audit else None)
@@ -138,6 +139,7 @@ class Simulation:
                 )
                 notices += self._controller.record(sample)
         notices += self._controller.end_step()
+        notices += self.scheduler.take_notices()
         self._notices += [f"{self.now:.3f} s: {notice.text}" for notice in notices]
         return events
 

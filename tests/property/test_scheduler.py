@@ -17,7 +17,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from atom_lite.config import BatchingPolicyName, CapacityPolicyName
 from atom_lite.messages import (
     Logprobs,
     PromptLogprobs,
@@ -29,6 +28,7 @@ from atom_lite.messages import (
     TokensGenerated,
 )
 from atom_lite.scheduler.scheduler import Scheduler, SchedulerLimits
+from atom_lite.scheduling_config import BatchingPolicyName, CapacityPolicyName
 from tests.fakes.scheduler_inputs import EOS, CappedChunks, make_limits, make_submission
 from tests.fakes.virtual_pipeline import VirtualPipeline, expected_logprobs, expected_output
 

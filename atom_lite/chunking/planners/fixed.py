@@ -6,7 +6,14 @@ Source: Sarathi-Serve, OSDI'24, section 4.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from atom_lite.chunking.planner import ChunkDecision, ChunkRequest, Supply
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from atom_lite.chunking.latency_model import LatencyModel
 
 
 class FixedPlanner:
@@ -18,6 +25,12 @@ class FixedPlanner:
 
     def begin_step(self, supply: Supply) -> None:
         """Nothing depends on the load."""
+
+    def install(self, models: Sequence[LatencyModel]) -> None:
+        """Nothing is planned with them; the batching policy may use them."""
+
+    def prepare(self, request: ChunkRequest) -> None:
+        """Nothing is planned ahead."""
 
     def next_chunk(self, request: ChunkRequest) -> ChunkDecision:
         """All that remains, all that is left of the budget, or the fixed size."""

@@ -6,8 +6,15 @@ Source: Sarathi-Serve's dynamic chunking schedule.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from atom_lite.chunking.planner import ChunkDecision, ChunkRequest, Supply
 from atom_lite.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from atom_lite.chunking.latency_model import LatencyModel
 
 MULTIPLE_OF_TOKENS = 32
 BUDGET_FALL, BUDGET_SPANS = 8, 4  # Sarathi-Serve's: from the budget to an eighth of it
@@ -39,6 +46,12 @@ class LinearPlanner:
 
     def begin_step(self, supply: Supply) -> None:
         """Nothing depends on the load."""
+
+    def install(self, models: Sequence[LatencyModel]) -> None:
+        """Nothing is planned with them; the batching policy may use them."""
+
+    def prepare(self, request: ChunkRequest) -> None:
+        """Nothing is planned ahead."""
 
     def next_chunk(self, request: ChunkRequest) -> ChunkDecision:
         """The size of the span that the next token lies in."""

@@ -14,8 +14,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from atom_lite.chunking.latency_model import MILLISECONDS_PER_SECOND
+
+if TYPE_CHECKING:
+    from atom_lite.messages import SubmitSequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,12 @@ class Deadline:
         left = self.due_seconds - now
         tbt = self.objectives.tbt_seconds
         return left if tbt is None or self._is_first else min(left, tbt)
+
+
+def deadline_of(message: SubmitSequence, default: Objectives) -> Deadline:
+    """Of a new sequence's first token: by its own objectives, or else the server's."""
+    own = Objectives(ttft_seconds=message.ttft_slo_seconds, tbt_seconds=message.tbt_slo_seconds)
+    return Deadline(own.over(default), message.arrival_time)
 
 
 def no_deadline() -> Deadline:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from atom_lite.chunking.calibrator import StepSample
     from atom_lite.chunking.controller import ModelReport
     from atom_lite.chunking.latency_model import LatencyModel
-    from atom_lite.messages import StepTimes
+    from atom_lite.messages import StepResult, StepTimes
+    from atom_lite.scheduler.limits import SchedulerLimits
 
 FEWEST_STEPS = 8  # before which nothing is said about the model
 FACTOR_BOUNDS = (0.5, 2.0)
@@ -63,23 +64,11 @@ class Forecast:
         measured = self.costs.decode_step_seconds + new * (self.costs.token_seconds or 0.0)
         self._in_flight[step_id] = predicted * self.factor if predicted else measured
 
-    def landed(self, step_id: int) -> None:
-        """A step's result is home."""
-        self._in_flight.pop(step_id, None)
-
-    def timed(self, times: StepTimes) -> None:
-        """What a step took; these come in the order of steps, and not of each."""
-        while self._untimed and (oldest := next(iter(self._untimed))) < times.step_id:
-            del self._untimed[oldest]
-        known = self._untimed.pop(times.step_id, None)
-        if known is None:
-            return
-        contents, predicted = known
-        *others, last = times.stage_seconds
-        seconds = max([*others, last + times.draw_seconds])
-        self.costs.add(contents, seconds)
-        if predicted > 0.0 and contents.chunks and contents.decode_rows:
-            self._compare(seconds / predicted)
+    def landed(self, result: StepResult) -> None:
+        """A step's result is home, with the times that have become known."""
+        self._in_flight.pop(result.step_id, None)
+        for times in result.times:
+            self._take(times)
 
     @property
     def seconds_in_flight(self) -> float:
@@ -123,6 +112,20 @@ class Forecast:
 
     # ------------------------------------------------------------ inside
 
+    def _take(self, times: StepTimes) -> None:
+        """What a step took; these come in the order of steps, and not of each."""
+        while self._untimed and (oldest := next(iter(self._untimed))) < times.step_id:
+            del self._untimed[oldest]
+        known = self._untimed.pop(times.step_id, None)
+        if known is None:
+            return
+        contents, predicted = known
+        *others, last = times.stage_seconds
+        seconds = max([*others, last + times.draw_seconds])
+        self.costs.add(contents, seconds)
+        if predicted > 0.0 and contents.chunks and contents.decode_rows:
+            self._compare(seconds / predicted)
+
     def _compare(self, ratio: float) -> None:
         self._ratios.append(ratio)
         if len(self._ratios) < FEWEST_STEPS:
@@ -152,3 +155,19 @@ class Forecast:
             )
             for model in models
         )
+
+
+def static_budget(
+    limits: SchedulerLimits, forecast: Forecast | None, num_decodes: int
+) -> int | None:
+    """Tokens of a step beside so many decodes, where they follow the load (`auto_budget`).
+
+    The worth of the TBT objective; over stages a stream waits for a step on each. None leaves the
+    limits' own.
+    """
+    tbt = limits.objectives.tbt_seconds
+    if not limits.auto_budget or forecast is None or tbt is None:
+        return None
+    seconds = tbt / limits.pipeline_depth
+    tokens = forecast.costs.static_tokens(seconds, unknown=limits.least_chunk_tokens)
+    return min(limits.decode_step_tokens, num_decodes + tokens)

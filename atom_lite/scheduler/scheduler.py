@@ -34,9 +34,9 @@ from atom_lite.messages import (
     TokensGenerated,
 )
 from atom_lite.scheduler.capacity import make_capacity
-from atom_lite.scheduler.deadlines import Deadline, Objectives
+from atom_lite.scheduler.deadlines import deadline_of
 from atom_lite.scheduler.endings import ending, refusal
-from atom_lite.scheduler.forecast import Forecast
+from atom_lite.scheduler.forecast import Forecast, static_budget
 from atom_lite.scheduler.in_flight import Flight, InFlight, errors_that_count, tokens_that_count
 from atom_lite.scheduler.limits import SchedulerLimits
 from atom_lite.scheduler.policies.select import make_policy
@@ -144,7 +144,7 @@ class Scheduler:
             max_output_tokens=most,
             root_digest=self._sharing.root_digest(message),
             tokens=list(message.prompt_token_ids),
-            deadline=self._deadline(message),
+            deadline=deadline_of(message, self._limits.objectives),
         )
         if isinstance(self._policy, Slo):
             cached = len(self._sharing.find_cached_blocks(sequence)) * self._limits.block_size
@@ -176,7 +176,7 @@ class Scheduler:
         if not has_room or not len(self._roster):
             return None
         share = self._in_flight.decode_share(len(self._roster.decoding))
-        budget = self._decode_budget(share)
+        budget = static_budget(self._limits, self._forecast, share)
         step = StepBuilder(self._machinery, self._next_step_id, now, share, budget)
         # A queue whose head cannot start brings no work to the stages, however long it is.
         num_waiting = len(self._roster.waiting) if step.next_admission() is not None else 0
@@ -221,10 +221,9 @@ class Scheduler:
         """
         flight = self._in_flight.land(result)
         if self._forecast is not None:
-            self._forecast.landed(result.step_id)
-            for times in result.times:
-                self._forecast.timed(times)
-        self._count(flight)
+            self._forecast.landed(result)
+        self._counters["num_steps"] += 1
+        self._counters["prompt_tokens_computed"] += flight.num_prefill_tokens
         events: list[SequenceEvent] = [*prompt_scores_that_count(flight, result)]
         for sequence, error in errors_that_count(flight, result):
             end = self._finish(sequence, "error", now, error=error.message)
@@ -276,22 +275,6 @@ class Scheduler:
 
     # ------------------------------------------------------------ inside
 
-    def _decode_budget(self, decode_share: int) -> int | None:
-        """Tokens of a step beside streams, where they follow the load; None for the limits' own."""
-        tbt = self._limits.objectives.tbt_seconds
-        if not self._limits.auto_budget or self._forecast is None or tbt is None:
-            return None
-        limits = self._limits
-        tokens = self._forecast.costs.static_tokens(
-            tbt / limits.pipeline_depth, unknown=limits.least_chunk_tokens
-        )
-        return min(limits.decode_step_tokens, decode_share + tokens)
-
-    def _deadline(self, message: SubmitSequence) -> Deadline:
-        """Of a new sequence's first token, by its own objectives or else the server's."""
-        own = Objectives(ttft_seconds=message.ttft_slo_seconds, tbt_seconds=message.tbt_slo_seconds)
-        return Deadline(own.over(self._limits.objectives), message.arrival_time)
-
     def _accept(
         self, sequence: Sequence, token: SampledToken, now: float, events: list[SequenceEvent]
     ) -> None:
@@ -337,7 +320,3 @@ class Scheduler:
         self._roster.finish(sequence)
         self._planner.forget(sequence.sequence_id)
         return ending(sequence, reason, now, stop=stop, error=error)
-
-    def _count(self, flight: Flight) -> None:
-        self._counters["num_steps"] += 1
-        self._counters["prompt_tokens_computed"] += flight.num_prefill_tokens

@@ -1,4 +1,4 @@
-"""A step under construction: what a batching policy may ask, and what keeps it safe.
+"""A step under construction: what a batching policy may do, and what keeps it safe.
 
 Why: a policy says who goes next; budgets, blocks, preemption, prefix hits and the bookkeeping of
 what the stages know are the same under every policy and live here. Pure; one builder per step, in
@@ -9,26 +9,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from atom_lite.chunking.calibrator import StepSample
 from atom_lite.chunking.latency_model import Chunk
 from atom_lite.chunking.planner import ChunkDecision, ChunkRequest
 from atom_lite.messages import SequenceStart, StepRow
-from atom_lite.scheduler.in_flight import Flight, FlightRow
+from atom_lite.scheduler.in_flight import FlightRow
 from atom_lite.scheduler.prompt_scores import MOST_ENTRIES_PER_STEP, score_entries
 from atom_lite.scheduler.sequence import State
-from atom_lite.scheduler.step_admission import find_admission
+from atom_lite.scheduler.step_view import StepView
 
 if TYPE_CHECKING:
     from atom_lite.scheduler.sequence import Sequence
     from atom_lite.scheduler.step_admission import Admission, Machinery
 
 
-class StepBuilder:
+class StepBuilder(StepView):
     """Collects the rows of step `step_id`, within its token budget and the free blocks.
 
-    The budget is `decode_step_tokens` while any sequence decodes (in this step or, in a pipeline,
-    in another in flight: a huge prefill would stall it all the same), else `prefill_step_tokens`.
-    A sequence whose last token is in flight is stalled by nothing.
+    What a policy may ask is inherited, what it may do is here.
     """
 
     def __init__(
@@ -39,88 +36,18 @@ class StepBuilder:
         decode_share: int,
         decode_step_tokens: int | None = None,
     ) -> None:
-        """`decode_step_tokens`: in the place of the limits' own, where it follows the load."""
-        self._machinery = machinery
-        self._limits = machinery.limits
+        super().__init__(machinery, step_id, now, decode_share, decode_step_tokens)
         self._block_size = machinery.limits.block_size
-        self._roster = machinery.roster
         self._allocator = machinery.allocator
         self._planner = machinery.planner
         self._report = machinery.report
-        self.now = now
-        self._decode_share = decode_share
-        self.flight = Flight(step_id, [])
         self.starts: list[SequenceStart] = []
-        self.rows: list[StepRow] = []
-        decoding = any(s.has_more_to_decode for s in self._roster.decoding)
-        limits = self._limits
-        if decode_step_tokens is None:
-            decode_step_tokens = limits.decode_step_tokens
-        self.budget_left = decode_step_tokens if decoding else limits.prefill_step_tokens
-        self.num_prefill_tokens = 0
-        self._chunks: list[Chunk] = []
-        self._decode_context_tokens = 0
         self._score_entries_left = MOST_ENTRIES_PER_STEP
         self.prefix_cache_queries = 0  # tokens
         self.prefix_cache_hits = 0
         self.num_preempted = 0
         self.is_overrun = False  # a policy knowingly misses a deadline with it
         self.is_static = False  # a policy had no latency model to size it with
-
-    # ------------------------------------------------------------ what a policy may ask
-
-    @property
-    def whole_prompts(self) -> bool:
-        """Chunked prefill is off: each prompt goes in one step."""
-        return self._limits.whole_prompts
-
-    @property
-    def hybrid(self) -> bool:
-        """Whether decodes and prefill chunks may share a step."""
-        return self._limits.enable_hybrid_batching
-
-    @property
-    def num_running(self) -> int:
-        """Sequences that hold blocks."""
-        return self._roster.num_running
-
-    @property
-    def decoding(self) -> list[Sequence]:
-        """All sequences that decode, in this step, in another or waiting for their turn."""
-        return self._roster.decoding
-
-    @property
-    def num_prefills(self) -> int:
-        """Sequences with prefill left, waiting ones included."""
-        return len(self._roster.prefilling) + len(self._roster.waiting)
-
-    @property
-    def backlog_tokens(self) -> int:
-        """Tokens still to prefill, of partial prefills and waiting sequences."""
-        partial = sum(s.num_prefill_tokens_left for s in self._roster.prefilling)
-        return partial + self._roster.waiting.num_tokens
-
-    def contents(self) -> StepSample:
-        """What has been placed, in the latency model's terms."""
-        return StepSample(
-            chunks=tuple(self._chunks),
-            stage_seconds=(),
-            decode_rows=len(self.rows) - len(self._chunks),
-            decode_context_tokens=self._decode_context_tokens,
-        )
-
-    def ready_decodes(self) -> list[Sequence]:
-        """Sequences whose last token has come back, in order; at most one microbatch's share."""
-        ready = [s for s in self._roster.decoding if not s.awaits_result]
-        return ready[: self._decode_share]
-
-    def partial_prefills(self) -> list[Sequence]:
-        """Sequences with some of their prompt still to compute, in order."""
-        return list(self._roster.prefilling)
-
-    def next_admission(self) -> Admission | None:
-        """The earliest waiting sequence, if it can start in this step."""
-        return find_admission(self._machinery)
 
     # ------------------------------------------------------------ what a policy may do
 

@@ -16,12 +16,15 @@ import tomllib
 import types
 import typing
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from atom_lite import __version__
-from atom_lite.config import KV_CONSUMER, Config
+from atom_lite.config import KV_CONSUMER, Config, SchedulerConfig
 from atom_lite.errors import ConfigError
 from atom_lite.scheduling_config import WHOLE_PROMPT_POLICIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Flags of other servers that are known and refused, so that nobody waits for an effect.
 _OUT_OF_SCOPE = {
@@ -131,10 +134,17 @@ def _tupled(value: Any) -> Any:
 
 
 def _bare_type(hint: Any) -> Any:
-    """`int | None` -> int; `tuple[str, ...]` -> tuple."""
-    if isinstance(hint, types.UnionType):
-        (hint,) = [part for part in typing.get_args(hint) if part is not type(None)]
+    """`int | None` -> int; `int | Literal["auto"] | None` -> int; `tuple[str, ...]` -> tuple."""
+    if _words(hint) or isinstance(hint, types.UnionType):
+        parts = [part for part in typing.get_args(hint) if part is not type(None)]
+        (hint,) = [part for part in parts if typing.get_origin(part) is not typing.Literal]
     return tuple if typing.get_origin(hint) is tuple else hint
+
+
+def _words(hint: Any) -> tuple[str, ...]:
+    """The words that may stand in the place of a number."""
+    literals = [p for p in typing.get_args(hint) if typing.get_origin(p) is typing.Literal]
+    return tuple(word for literal in literals for word in typing.get_args(literal))
 
 
 def _add_flag(
@@ -160,8 +170,13 @@ def _add_flag(
     if kind is tuple:
         options["nargs"] = "+"
     else:
-        options["type"] = {int: parse_count, float: float}.get(kind, str)
+        parse: Callable[[str], Any] = {int: parse_count, float: float}.get(kind, str)
+        options["type"] = _parse_or_word(parse, _words(hint))
     group.add_argument(*names, choices=field.metadata["choices"], **options)
+
+
+def _parse_or_word(parse: Callable[[str], Any], words: tuple[str, ...]) -> Callable[[str], Any]:
+    return (lambda text: text if text in words else parse(text)) if words else parse
 
 
 def parse_count(text: str) -> int:
@@ -200,6 +215,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 def _checked_toml(where: str, value: Any, hint: Any) -> Any:
     kind = _bare_type(hint)
+    if isinstance(value, str) and value in _words(hint):
+        return value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind is tuple:
@@ -264,6 +281,8 @@ def _check_range(field: dataclasses.Field[Any], value: Any) -> None:
     choices, least, most = (field.metadata[key] for key in ("choices", "minimum", "maximum"))
     if choices and value not in choices:
         raise ConfigError(f"{flag} {value}: must be one of {', '.join(choices)}")
+    if isinstance(value, str):
+        return
     if least is not None and not value >= least:
         raise ConfigError(f"{flag} {value}: must be at least {least}")
     if most is not None and not value <= most:
@@ -273,7 +292,7 @@ def _check_range(field: dataclasses.Field[Any], value: Any) -> None:
 def _check_together(config: Config) -> None:
     """Rules that span fields."""
     budget, num_seqs = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
-    if budget is not None and budget < num_seqs:
+    if isinstance(budget, int) and budget < num_seqs:
         raise ConfigError(
             f"--max-num-batched-tokens {budget}: must be at least --max-num-seqs ({num_seqs}), "
             "so that every running sequence gets its token in each step"
@@ -296,6 +315,25 @@ def _check_together(config: Config) -> None:
             "--no-enable-hybrid-batching goes with --batching-policy stall-free alone, not with "
             f"{config.scheduler.policy}"
         )
+    _check_objectives(config.scheduler)
     _ = config.transfer.kv_role, config.model.generation_overrides  # say what is wrong with them
     if config.parallel.tensor_parallel_size > 1:
         raise ConfigError("--tensor-parallel-size: more than 1 rank is not supported yet")
+
+
+def _check_objectives(scheduler: SchedulerConfig) -> None:
+    """Policies and budgets that follow objectives need one, and chunks."""
+    if scheduler.policy == "slo":
+        if not scheduler.enable_chunked_prefill:
+            raise ConfigError("--batching-policy slo sizes chunks: it needs chunked prefill")
+        if scheduler.auto_budget:
+            raise ConfigError(
+                "--max-num-batched-tokens auto: --batching-policy slo sizes each step itself"
+            )
+    if scheduler.auto_budget and scheduler.tbt_slo_ms is None:
+        raise ConfigError("--max-num-batched-tokens auto needs an objective: --tbt-slo-ms")
+    if scheduler.auto_budget and scheduler.policy in WHOLE_PROMPT_POLICIES:
+        raise ConfigError(
+            "--max-num-batched-tokens auto: there are no chunks with --batching-policy "
+            f"{scheduler.policy}, which runs whole prompts"
+        )

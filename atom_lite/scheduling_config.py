@@ -28,10 +28,11 @@ class SchedulerConfig:
     """What a step may hold."""
 
     max_num_seqs: int = setting(64, "Most sequences that run at once.", minimum=1)
-    max_num_batched_tokens: int | None = setting(
+    max_num_batched_tokens: int | Literal["auto"] | None = setting(
         None,
-        "Token budget of a step. Default: 512 on a CPU; on an accelerator 2048 for steps that hold "
-        "decodes and up to 16384 for those that hold none.",
+        "Token budget of a step; auto: what --tbt-slo-ms leaves beside the decodes of the moment. "
+        "Default: 512 on a CPU; on an accelerator 2048 for steps that hold decodes and up to 16384 "
+        "for those that hold none.",
         minimum=1,
     )
     enable_chunked_prefill: bool = setting(
@@ -80,12 +81,17 @@ class SchedulerConfig:
     )
 
     @property
+    def auto_budget(self) -> bool:
+        """Whether the token budget follows the objective."""
+        return self.max_num_batched_tokens == "auto"
+
+    @property
     def policy(self) -> BatchingPolicyName:
         """The batching policy in force."""
         if self.batching_policy is not None:
             return cast("BatchingPolicyName", self.batching_policy)
         has_objective = self.tbt_slo_ms is not None or self.ttft_slo_ms is not None
-        return "slo" if has_objective else "stall-free"
+        return "slo" if has_objective and not self.auto_budget else "stall-free"
 
 
 DEFAULT_SCHEDULER = SchedulerConfig()

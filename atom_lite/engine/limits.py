@@ -56,7 +56,9 @@ def scheduler_limits(config: Config, info: RunnerInfo) -> SchedulerLimits:
     """
     on_cpu = info.device == "cpu"
     budgets = CPU_BUDGETS if on_cpu else _ACCELERATOR_BUDGETS
-    if config.scheduler.max_num_batched_tokens is not None:
+    if config.scheduler.auto_budget:
+        budgets = (budgets[1],) * 2  # the objective bounds steps beside streams
+    elif isinstance(config.scheduler.max_num_batched_tokens, int):
         budgets = (config.scheduler.max_num_batched_tokens,) * 2
     limits = SchedulerLimits(
         max_num_seqs=config.scheduler.max_num_seqs,
@@ -71,6 +73,7 @@ def scheduler_limits(config: Config, info: RunnerInfo) -> SchedulerLimits:
         pipeline_depth=info.num_stages,
         least_chunk_tokens=least_chunk_tokens(info.num_stages, on_cpu=on_cpu),
         batching_policy=config.scheduler.policy,
+        auto_budget=config.scheduler.auto_budget,
         objectives=Objectives.from_milliseconds(
             config.scheduler.ttft_slo_ms, config.scheduler.tbt_slo_ms
         ),

@@ -37,7 +37,7 @@ from atom_lite.scheduler.capacity import make_capacity
 from atom_lite.scheduler.deadlines import deadline_of
 from atom_lite.scheduler.endings import ending, refusal
 from atom_lite.scheduler.forecast import Forecast, static_budget
-from atom_lite.scheduler.in_flight import Flight, InFlight, errors_that_count, tokens_that_count
+from atom_lite.scheduler.in_flight import InFlight, errors_that_count, tokens_that_count
 from atom_lite.scheduler.limits import SchedulerLimits
 from atom_lite.scheduler.policies.select import make_policy
 from atom_lite.scheduler.policies.slo import Slo

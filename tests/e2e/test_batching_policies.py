@@ -40,5 +40,6 @@ def test_every_policy_gives_the_same_tokens(tmp_path: Path) -> None:
         {"enable_hybrid_batching": False},
         {"enable_hybrid_batching": False, "enable_chunked_prefill": False},
         {"capacity_policy": "no-evict"},
+        {"tbt_slo_ms": 3.0, "ttft_slo_ms": 20.0},
     ):
         assert outputs(tmp_path, **policies) == expected, policies

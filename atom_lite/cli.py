@@ -170,7 +170,8 @@ def _add_flag(
     if kind is tuple:
         options["nargs"] = "+"
     else:
-        parse: Callable[[str], Any] = {int: parse_count, float: float}.get(kind, str)
+        parsers: dict[Any, Callable[[str], Any]] = {int: parse_count, float: float}
+        parse = parsers.get(kind, str)
         options["type"] = _parse_or_word(parse, _words(hint))
     group.add_argument(*names, choices=field.metadata["choices"], **options)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from atom_lite.chunking.background import Background
     from atom_lite.chunking.calibrator import StepSample
-    from atom_lite.chunking.controller import ChunkingController, ChunkingStatus
+    from atom_lite.chunking.controller import ChunkingController, ChunkingStatus, ModelReport
     from atom_lite.chunking.latency_model import LatencyModel
     from atom_lite.chunking.planner import ChunkPlanner, ChunkRequest, Supply
     from atom_lite.chunking.refusal import Notice
@@ -165,6 +165,10 @@ class SwitchedController:
     def status(self) -> ChunkingStatus:
         """The learner's."""
         return self._learner.status()
+
+    def model_report(self) -> ModelReport | None:
+        """The learner's."""
+        return self._learner.model_report()
 
 
 class PairedPipeline:

@@ -91,7 +91,6 @@ class StepBuilder(StepView):
         )
         self.flight.rows.append(FlightRow(sequence, sequence.epoch, 1, True, True))
         self.budget_left -= 1
-        self._decode_context_tokens += start + 1
         sequence.num_scheduled_tokens = start + 1
         sequence.awaits_result = True
         sequence.last_step_id = self.flight.step_id

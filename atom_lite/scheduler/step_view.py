@@ -51,7 +51,7 @@ class StepView:
         self.rows: list[StepRow] = []
         self.num_prefill_tokens = 0
         self._chunks: list[Chunk] = []
-        self._decode_context_tokens = 0
+        self._decodes_counted = (0, 0)  # rows, their context tokens
         decoding = any(s.has_more_to_decode for s in self._roster.decoding)
         if decode_step_tokens is None:
             decode_step_tokens = self._limits.decode_step_tokens
@@ -89,12 +89,16 @@ class StepView:
         return partial + self._roster.waiting.num_tokens
 
     def contents(self) -> StepSample:
-        """What has been placed, in the latency model's terms."""
+        """What has been placed, in the latency model's terms; decodes come first in a step."""
+        num_decodes = len(self.rows) - len(self._chunks)
+        if self._decodes_counted[0] != num_decodes:
+            context = sum([row.start for row in self.rows[:num_decodes]]) + num_decodes
+            self._decodes_counted = (num_decodes, context)
         return StepSample(
             chunks=tuple(self._chunks),
             stage_seconds=(),
-            decode_rows=len(self.rows) - len(self._chunks),
-            decode_context_tokens=self._decode_context_tokens,
+            decode_rows=num_decodes,
+            decode_context_tokens=self._decodes_counted[1],
         )
 
     def ready_decodes(self) -> list[Sequence]:

@@ -90,12 +90,14 @@ class Slo:
         """Seconds that this step may take on the slowest stage; infinite where no stream waits."""
         left = math.inf
         for sequence in step.decoding:
-            deadline = sequence.deadline
+            tbt = sequence.deadline.objectives.tbt_seconds
+            if tbt is None:
+                continue
             if not sequence.awaits_result:
-                left = min(left, deadline.step_seconds(step.now))
-            elif sequence.has_more_to_decode and deadline.objectives.tbt_seconds is not None:
+                left = min(left, sequence.deadline.step_seconds(step.now))
+            elif sequence.has_more_to_decode:
                 # The token under way comes first; the next one then has the whole objective.
-                left = min(left, deadline.objectives.tbt_seconds)
+                left = min(left, tbt)
         left *= CALM_SHARE + (PRESSED_SHARE - CALM_SHARE) * self._pressure
         return min(left / self._limits.pipeline_depth, left - self._forecast.seconds_in_flight)
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from atom_lite import __version__
 from atom_lite.config import KV_CONSUMER, Config, SchedulerConfig
+from atom_lite.config_scheduling import WHOLE_PROMPT_POLICIES
 from atom_lite.errors import ConfigError
-from atom_lite.scheduling_config import WHOLE_PROMPT_POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from atom_lite.config_chat import ChatConfig
+from atom_lite.config_scheduling import DEFAULT_SCHEDULER
+from atom_lite.config_scheduling import SchedulerConfig as SchedulerConfig
 from atom_lite.errors import ConfigError
-from atom_lite.scheduling_config import DEFAULT_SCHEDULER
-from atom_lite.scheduling_config import SchedulerConfig as SchedulerConfig
 from atom_lite.settings import json_object, setting
 
 DEFAULT_HOST = "127.0.0.1"

@@ -24,10 +24,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from atom_lite.config_scheduling import BatchingPolicyName
 from atom_lite.messages import SampledToken, SamplingParams, StepResult, SubmitSequence
 from atom_lite.scheduler.limits import SchedulerLimits
 from atom_lite.scheduler.scheduler import Scheduler
-from atom_lite.scheduling_config import BatchingPolicyName
 from benchmarks import report
 
 if TYPE_CHECKING:

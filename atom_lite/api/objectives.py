@@ -11,8 +11,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from atom_lite.api.faults import shown
+from atom_lite.config_scheduling import LEAST_SLO_MS, MOST_SLO_MS
 from atom_lite.errors import RequestError
-from atom_lite.scheduling_config import LEAST_SLO_MS, MOST_SLO_MS
 
 if TYPE_CHECKING:
     from starlette.datastructures import Headers

@@ -20,8 +20,8 @@ from atom_lite.api.faults import conflict, from_validation, shown
 from atom_lite.api.not_yet import NOT_YET, refuse_not_yet
 from atom_lite.api.schema_sampling import Int64, PositiveInt, SamplingFields
 from atom_lite.api.schema_structured import StructuredFields
+from atom_lite.config_scheduling import LEAST_SLO_MS, MOST_SLO_MS
 from atom_lite.errors import RequestError
-from atom_lite.scheduling_config import LEAST_SLO_MS, MOST_SLO_MS
 
 if TYPE_CHECKING:
     from starlette.requests import Request

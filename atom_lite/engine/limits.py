@@ -13,7 +13,7 @@ from atom_lite.scheduler.scheduler import SchedulerLimits
 
 if TYPE_CHECKING:
     from atom_lite.config import Config
-    from atom_lite.scheduling_config import CapacityPolicyName
+    from atom_lite.config_scheduling import CapacityPolicyName
     from atom_lite.worker.runner import RunnerInfo
 
 logger = logging.getLogger(__name__)

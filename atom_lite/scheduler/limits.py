@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from atom_lite.chunking.planner import DEFAULT_FLOOR_TOKENS
-from atom_lite.errors import ConfigError
-from atom_lite.scheduler.deadlines import NO_OBJECTIVES, Objectives
-from atom_lite.scheduling_config import (
+from atom_lite.config_scheduling import (
     WHOLE_PROMPT_POLICIES,
     BatchingPolicyName,
     CapacityPolicyName,
 )
+from atom_lite.errors import ConfigError
+from atom_lite.scheduler.deadlines import NO_OBJECTIVES, Objectives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, get_args
 
 from atom_lite.config import Config, ModelConfig, SchedulerConfig
+from atom_lite.config_scheduling import BatchingPolicyName
 from atom_lite.engine.in_process import Engine
 from atom_lite.messages import SamplingParams
-from atom_lite.scheduling_config import BatchingPolicyName
 from tests.fakes.tiny_model import write_tiny_model
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from tests.fakes.scheduler_inputs import (
 )
 
 if TYPE_CHECKING:
-    from atom_lite.scheduling_config import CapacityPolicyName
+    from atom_lite.config_scheduling import CapacityPolicyName
 
 
 def crowded(capacity: CapacityPolicyName, *, ignore_eos: bool = False) -> Scheduler:

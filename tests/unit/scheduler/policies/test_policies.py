@@ -13,7 +13,7 @@ from atom_lite.scheduler.scheduler import Scheduler
 from tests.fakes.scheduler_inputs import make_limits, make_submission, run_step, shape
 
 if TYPE_CHECKING:
-    from atom_lite.scheduling_config import BatchingPolicyName
+    from atom_lite.config_scheduling import BatchingPolicyName
 
 
 def scheduler_with(policy: BatchingPolicyName, **changes: Any) -> Scheduler:

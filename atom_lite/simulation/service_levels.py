@@ -6,6 +6,7 @@ promised. Runs in simulations only; pure.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,14 +34,37 @@ class ServiceLevels:
     fluid_share_paper: float
 
 
-def service_levels(run: RunRecord, *, ttft_seconds: float, tbt_seconds: float) -> ServiceLevels:
-    """The run by these objectives, which are every request's."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """The objectives of every request, in seconds.
+
+    Attributes:
+        ttft_seconds: from arrival to the first token.
+        tbt_seconds: between two tokens.
+        prefill_seconds: of a prompt of so many tokens alone; its first token may take as much more.
+    """
+
+    ttft_seconds: float
+    tbt_seconds: float
+    prefill_seconds: Callable[[int], float] = lambda _tokens: 0.0
+
+    def first_seconds(self, record: SequenceRecord) -> float:
+        """What the first token of a request may take."""
+        return self.ttft_seconds + self.prefill_seconds(record.prompt_tokens)
+
+
+def service_levels(run: RunRecord, promise: Promise) -> ServiceLevels:
+    """The run by what every request was promised."""
     duration = measure(run).duration_seconds
-    num_good = sum(_is_good(record, ttft_seconds, tbt_seconds) for record in run.sequences)
+    num_good = sum(_is_good(record, promise) for record in run.sequences)
     shares = []
     for fluidity in (fluidity_docs, fluidity_paper):
         num_fluid = sum(
-            fluidity(_gaps(record), first_seconds=ttft_seconds, next_seconds=tbt_seconds)
+            fluidity(
+                _gaps(record),
+                first_seconds=promise.first_seconds(record),
+                next_seconds=promise.tbt_seconds,
+            )
             >= LEAST_FLUIDITY
             for record in run.sequences
             if record.token_seconds
@@ -53,9 +77,10 @@ def service_levels(run: RunRecord, *, ttft_seconds: float, tbt_seconds: float) -
     )
 
 
-def _is_good(record: SequenceRecord, ttft_seconds: float, tbt_seconds: float) -> bool:
+def _is_good(record: SequenceRecord, promise: Promise) -> bool:
     tpot = record.tpot_seconds
-    return record.ttft_seconds <= ttft_seconds and (tpot is None or tpot <= tbt_seconds)
+    in_time = record.ttft_seconds <= promise.first_seconds(record)
+    return in_time and (tpot is None or tpot <= promise.tbt_seconds)
 
 
 def _gaps(record: SequenceRecord) -> list[float]:

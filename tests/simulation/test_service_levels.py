@@ -6,7 +6,7 @@ import pytest
 
 from atom_lite.simulation.chrome_trace import StageInterval
 from atom_lite.simulation.measure import RunRecord, SequenceRecord
-from atom_lite.simulation.service_levels import service_levels
+from atom_lite.simulation.service_levels import Promise, service_levels
 
 
 def record(sequence_id: int, token_seconds: list[float]) -> SequenceRecord:
@@ -31,9 +31,9 @@ def test_goodput_and_fluid_shares() -> None:
             ),
         ),
     )
-    levels = service_levels(run, ttft_seconds=1.0, tbt_seconds=0.5)
+    levels = service_levels(run, Promise(ttft_seconds=1.0, tbt_seconds=0.5))
     assert levels.goodput_per_second == pytest.approx(1 / 20)
-    levels = service_levels(run, ttft_seconds=1.0, tbt_seconds=0.55)
+    levels = service_levels(run, Promise(ttft_seconds=1.0, tbt_seconds=0.55))
     assert levels.goodput_per_second == pytest.approx(2 / 20)
     assert levels.fluid_share_docs == pytest.approx(2 / 4)
     assert levels.fluid_share_paper == pytest.approx(1 / 4)
@@ -41,6 +41,6 @@ def test_goodput_and_fluid_shares() -> None:
 
 def test_a_run_without_requests_breaks_no_promise() -> None:
     run = RunRecord(num_stages=1, sequences=(), intervals=())
-    levels = service_levels(run, ttft_seconds=1.0, tbt_seconds=0.5)
+    levels = service_levels(run, Promise(ttft_seconds=1.0, tbt_seconds=0.5))
     assert levels.goodput_per_second == 0.0
     assert levels.fluid_share_docs == levels.fluid_share_paper == 1.0

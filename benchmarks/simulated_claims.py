@@ -11,7 +11,6 @@ import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from atom_lite.chunking.latency_model import LatencyModel
 from atom_lite.simulation import traces
 from atom_lite.simulation.batching import Server, parse_batching, run_batching
 from atom_lite.simulation.capacity_search import find_capacity, fluid, tail
@@ -31,6 +30,7 @@ from atom_lite.simulation.workloads import Request, log_normal
 from benchmarks.claims import Claim, judged
 
 if TYPE_CHECKING:
+    from atom_lite.chunking.latency_model import LatencyModel
     from atom_lite.simulation.gpu_models import GpuMachine
     from atom_lite.simulation.measure import RunRecord
 
@@ -45,8 +45,13 @@ STRICT = 5.0  # times a decode step of 32 streams with 4096 tokens each: Sarathi
 WAIT_SECONDS = 2.0
 PREFILL_FACTOR = 2.0  # a first token may take so many times its prompt alone, and WAIT_SECONDS
 PAPER_CAPACITY = {"Mistral": 2.6, "Yi": 3.7, "Falcon": 5.6}
+QUIET_RATE = 0.6  # requests per second; the burst is then about what the machine can serve
+VARYING_FACTORS = (1.5, 2.0, 3.0)
 BUDGETS = (128, 256, 512, 1024, 2048, 4096)
 LEAST_GAIN = 1.10
+WIRE_SECONDS = 70e3 / 50e9  # a token's KV over a link of 400 Gbit/s
+LONG_TOKENS = 131072
+SLOWDOWN = 1.5
 
 
 def decode_seconds(machine: GpuMachine, *, rows: int = 32, context: int = 4096) -> float:
@@ -212,9 +217,9 @@ def deadline(command: str, num_requests: int) -> Claim:
         run = run_batching(machine.server(), parse_batching(text), requests, tbt_seconds=limit)
         mixed = [b for b in run.intervals if "prefill" in b.label and "decode" in b.label]
         late[text] = sum(b.duration_seconds > limit for b in mixed) / max(1, len(mixed))
-        fluidity[text] = service_levels(run, promise).fluid_share_paper
+        fluidity[text] = service_levels(run, promise).fluidity_paper
     shares = ", ".join(
-        f"{text} {late[text]:.0%} late, {fluidity[text]:.0%} of requests fluid" for text in late
+        f"{text} {late[text]:.0%} late, mean fluidity {fluidity[text]:.3f}" for text in late
     )
     return Claim(
         name="8-deadline-in-simulation",
@@ -234,36 +239,17 @@ def deadline(command: str, num_requests: int) -> Claim:
 def crossover(command: str) -> Claim:
     """A machine of its own for long prompts, with and without prefix rebuild."""
     mla = kimi().with_decodes(1e-4, 2e-9)
-    gqa = LatencyModel(
-        constant_seconds=mla.constant_seconds,
-        prefix_seconds_per_token=0.0,
-        linear_seconds_per_token=mla.linear_seconds_per_token,
-        attention_seconds_per_area=mla.attention_seconds_per_area,
-    ).with_decodes(1e-4, 2e-9)
+    gqa = replace(mla, prefix_seconds_per_token=0.0)
     streams = Streams(rows=32, context_tokens=32 * 4096, tbt_seconds=0.1)
-    wire = 70e3 / 50e9  # bytes of a token's KV over a 400 Gbit/s link
-    parts = []
-    points: dict[str, int | None] = {}
-    for name, model in (("MLA with rebuild", mla), ("GQA", gqa)):
-        points[name] = crossover_tokens(
-            model, streams, transfer_seconds_per_token=wire, slowdown=1.5
-        )
-        wall = wall_tokens(model, streams)
-        shown = "none" if math.isinf(wall) else f"{wall / 1024:.0f}K"
-        at = 131072
-        ours = colocated_seconds(model, at, streams)
-        ratio = ours / disaggregated_seconds(model, at, transfer_seconds_per_token=wire)
-        text = "never ends" if math.isinf(ours) else f"takes x{ratio:.2f} beside streams"
-        reached = points[name]
-        where = "beyond 1024K" if reached is None else f"{reached // 1024}K"
-        parts.append(f"{name}: wall {shown}, 128K {text}, x1.5 from {where}")
-    reached = points["MLA with rebuild"]
+    reached, rebuilt = _beside(mla, streams)
+    _, shared = _beside(gqa, streams)
     return Claim(
         name="9-crossover",
         where="simulator",
         claim="colocation against disaggregation: crossover at 100K and more; with prefix rebuild "
         "a wall at L = G (tau - t_dec - c)/gamma, none for GQA",
-        found=f"Kimi-like, 32 streams, TBT {1e3 * streams.tbt_seconds:.0f} ms: " + ". ".join(parts),
+        found=f"Kimi-like, 32 streams, TBT {1e3 * streams.tbt_seconds:.0f} ms, G 1: MLA with "
+        f"rebuild: {rebuilt}. GQA: {shared}",
         **judged(
             holds=reached is not None
             and reached >= 65536
@@ -277,35 +263,57 @@ def crossover(command: str) -> Claim:
     )
 
 
-def varying_trace(command: str, num_requests: int) -> Claim:
-    """Goodput of `slo` over the best static budget: quiet, burst, quiet."""
-    machine = MISTRAL_7B
-    server, promise = machine.server(), promise_of(machine)
-    tight = Promise(
-        ttft_seconds=promise.ttft_seconds,
-        tbt_seconds=2.0 * decode_seconds(machine),
-        prefill_seconds=promise.prefill_seconds,
+def _beside(model: LatencyModel, streams: Streams) -> tuple[int | None, str]:
+    """From which prompt on a machine of its own is 1.5 times as fast; and that in words."""
+    reached = crossover_tokens(
+        model, streams, transfer_seconds_per_token=WIRE_SECONDS, slowdown=SLOWDOWN
     )
-    requests = traces.varying(traces.draw_mix(num_requests, MIX, 4), 1.0, 4)
-    goodput = {}
-    for text in (*(f"stall-free:{budget}" for budget in BUDGETS), "slo:4096"):
-        run = run_batching(server, parse_batching(text), requests, tbt_seconds=tight.tbt_seconds)
-        goodput[text] = service_levels(run, tight).goodput_per_second
-    ours = goodput.pop("slo:4096")
-    best = max(goodput, key=lambda text: goodput[text])
-    gain = ours / goodput[best] if goodput[best] > 0 else math.inf
-    shown = ", ".join(f"{text} {rate:.2f}" for text, rate in goodput.items())
+    wall = wall_tokens(model, streams)
+    ours = colocated_seconds(model, LONG_TOKENS, streams)
+    alone = disaggregated_seconds(model, LONG_TOKENS, transfer_seconds_per_token=WIRE_SECONDS)
+    ends = "never ends" if math.isinf(ours) else f"takes x{ours / alone:.2f} beside streams"
+    return reached, (
+        f"wall {'none' if math.isinf(wall) else f'{wall / 1024:.0f}K'}, "
+        f"{LONG_TOKENS // 1024}K {ends}, "
+        f"x{SLOWDOWN} from {'beyond 1024K' if reached is None else f'{reached // 1024}K'}"
+    )
+
+
+def varying_trace(command: str, num_requests: int) -> Claim:
+    """Goodput of `slo` over the best static budget of each objective: quiet, burst, quiet."""
+    machine = MISTRAL_7B
+    requests = traces.varying(traces.draw_mix(num_requests, MIX, 4), QUIET_RATE, 4)
+    found, gains = [], []
+    for factor in VARYING_FACTORS:
+        promise = replace(promise_of(machine), tbt_seconds=factor * decode_seconds(machine))
+        goodput = {}
+        for text in (*(f"stall-free:{budget}" for budget in BUDGETS), "slo:4096"):
+            run = run_batching(
+                machine.server(),
+                parse_batching(text),
+                requests,
+                tbt_seconds=promise.tbt_seconds,
+            )
+            goodput[text] = service_levels(run, promise).goodput_per_second
+        ours = goodput.pop("slo:4096")
+        best = max(goodput, key=lambda text: goodput[text])
+        gains.append(ours / goodput[best])
+        found.append(
+            f"TBT of {factor:g} decode steps {ours:.2f} requests/s, x{gains[-1]:.3f} of {best}"
+        )
+    mean = statistics.geometric_mean(gains)
     return Claim(
         name="c-varying-trace",
         where="simulator",
         claim="on a trace of quiet, burst, quiet slo has at least 10 % more goodput than the best "
         "static budget",
-        found=f"{machine.name}: slo {ours:.2f} requests/s, x{gain:.3f} of the best ({best}): "
-        f"{shown}",
+        found=f"{machine.name}, best of {len(BUDGETS)} budgets for each objective: "
+        f"{'; '.join(found)}; geometric mean x{mean:.3f}",
         **judged(
-            holds=gain >= LEAST_GAIN,
-            because="it takes long chunks while nobody waits for tokens and short ones beside many",
-            otherwise="here one budget is near the best in all phases",
+            holds=mean >= LEAST_GAIN,
+            because="it takes long chunks while few tokens are due and short ones beside many; the "
+            "gain is largest where the burst is just what the machine can serve",
+            otherwise="one budget is near the best in all phases of this trace",
         ),
         command=command,
     )

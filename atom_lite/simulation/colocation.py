@@ -21,7 +21,7 @@ from atom_lite.chunking.latency_model import Chunk
 if TYPE_CHECKING:
     from atom_lite.chunking.latency_model import LatencyModel
 
-LEAST_CHUNK = 16  # tokens: a KV block; less is a wall
+LEAST_CHUNK = 1  # token; less is a wall
 MOST_CHUNK = 16384
 
 

@@ -6,6 +6,7 @@ promised. Runs in simulations only; pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,11 +28,15 @@ class ServiceLevels:
         goodput_per_second: requests whose TTFT and mean gap (TPOT) both met their objective.
         fluid_share_docs: requests with fluidity of at least 0.9, late tokens counted once.
         fluid_share_paper: the same, late tokens counted for each deadline that they missed.
+        fluidity_docs: mean over the requests.
+        fluidity_paper: likewise.
     """
 
     goodput_per_second: float
     fluid_share_docs: float
     fluid_share_paper: float
+    fluidity_docs: float
+    fluidity_paper: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,23 +62,27 @@ def service_levels(run: RunRecord, promise: Promise) -> ServiceLevels:
     """The run by what every request was promised."""
     duration = measure(run).duration_seconds
     num_good = sum(_is_good(record, promise) for record in run.sequences)
-    shares = []
+    shares, means = [], []
     for fluidity in (fluidity_docs, fluidity_paper):
-        num_fluid = sum(
+        kept = [
             fluidity(
                 _gaps(record),
                 first_seconds=promise.first_seconds(record),
                 next_seconds=promise.tbt_seconds,
             )
-            >= LEAST_FLUIDITY
-            for record in run.sequences
             if record.token_seconds
-        )
-        shares.append(num_fluid / len(run.sequences) if run.sequences else 1.0)
+            else 0.0
+            for record in run.sequences
+        ]
+        num_fluid = sum(one >= LEAST_FLUIDITY for one in kept)
+        shares.append(num_fluid / len(kept) if kept else 1.0)
+        means.append(math.fsum(kept) / len(kept) if kept else 1.0)
     return ServiceLevels(
         goodput_per_second=num_good / duration if duration > 0.0 else 0.0,
         fluid_share_docs=shares[0],
         fluid_share_paper=shares[1],
+        fluidity_docs=means[0],
+        fluidity_paper=means[1],
     )
 
 

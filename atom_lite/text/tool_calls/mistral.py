@@ -16,18 +16,21 @@ if TYPE_CHECKING:
     from atom_lite.text.tool_calls.reader import Steps
 
 _CALLS, _ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-_MARKS = Marks(_CALLS)
+_MARKS = Marks(_CALLS, _ID, _ARGS)
 
 
 class MistralParser(ToolCallParser):
     """Takes any function's name: the mark leaves no doubt."""
 
-    marks = (_CALLS, _ID, _ARGS)
+    marks = _MARKS.words
 
     def read(self) -> Steps[None]:
         """Content, then calls."""
         reader = self.reader
-        while (yield from reader.copy_until(_MARKS, self.content)) is not None:
+        while (mark := (yield from reader.copy_until(_MARKS, self.content))) is not None:
+            if mark != _CALLS:
+                continue
+            name = ""
             with reader.bounded(_MARKS):
                 yield from reader.skip_space()
                 if (yield from reader.take("[")):
@@ -35,7 +38,9 @@ class MistralParser(ToolCallParser):
                 elif (yield from reader.peek()) == "{":
                     yield from CallObject(self).read()
                 else:
-                    yield from self._read_named()
+                    name = yield from reader.take_run(NAME_LETTERS)
+            if name:
+                yield from self._read_named(name)
 
     def _read_list(self) -> Steps[None]:
         reader = self.reader
@@ -46,17 +51,15 @@ class MistralParser(ToolCallParser):
             if not (yield from CallObject(self).read()):
                 return
 
-    def _read_named(self) -> Steps[None]:
+    def _read_named(self, name: str) -> Steps[None]:
         reader = self.reader
-        reader.keep()
-        name = yield from reader.take_run(NAME_LETTERS)
-        written = reader.kept()
         if (yield from reader.take(_ID)):
             yield from reader.take_run(NAME_LETTERS)
         marked = yield from reader.take(_ARGS)
-        yield from reader.skip_space()
-        if name and (marked or (yield from reader.peek()) == "{"):
-            self.begin_call(name)
-            yield from self.read_arguments()
-        elif not reader.at_cut:
-            self.content(written)
+        with reader.bounded(_MARKS):
+            yield from reader.skip_space()
+            if marked or (yield from reader.peek()) == "{":
+                self.begin_call(name)
+                yield from self.read_arguments()
+            elif not reader.at_cut:
+                self.content(name)

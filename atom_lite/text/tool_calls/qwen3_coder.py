@@ -29,51 +29,45 @@ if TYPE_CHECKING:
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
-_OUTSIDE = Marks(_OPEN, _CLOSE, _FUNCTION)
-_INSIDE = Marks(_OPEN, _CLOSE, _FUNCTION, _FUNCTION_END, _PARAMETER, _PARAMETER_END)
+_MARKS = Marks(_OPEN, _CLOSE, _FUNCTION, _FUNCTION_END, _PARAMETER, _PARAMETER_END)
 _NAME = re.compile(r"[^<>\n]+")
 
 
 class Qwen3CoderParser(ToolCallParser):
     """Takes any function's name: the tags leave no doubt."""
 
-    marks = _INSIDE.words
+    marks = _MARKS.words
 
     def read(self) -> Steps[None]:
-        """Content with calls; what stands between tags elsewhere says nothing."""
-        mark = yield from self.reader.copy_until(_OUTSIDE, self.content)
+        """Content with calls; tags elsewhere say nothing."""
+        mark = yield from self.reader.copy_until(_MARKS, self.content)
         while mark is not None:
             if mark == _FUNCTION:
                 mark = yield from self._read_function()
-            elif mark == _OPEN:
-                yield from self.reader.skip_space()
-                mark = yield from self.reader.copy_until(_OUTSIDE, self.content)
             else:
-                mark = yield from self.reader.copy_until(_OUTSIDE, self.content)
+                mark = yield from self.reader.copy_until(_MARKS, self.content)
 
     def _read_function(self) -> Steps[str | None]:
-        """Read a call after its first tag; returns the tag of `read` that follows."""
+        """Read a call after its first tag; returns the tag that ends it."""
         reader = self.reader
         name = yield from self._name()
         if not name:
-            return (yield from reader.copy_until(_OUTSIDE, self.content))
+            return (yield from reader.copy_until(_MARKS, self.content))
         self.begin_call(name)
         separator = "{"
-        mark = yield from reader.copy_until(_INSIDE, self.ignore)
+        mark = yield from reader.copy_until(_MARKS, self.ignore)
         while mark in (_PARAMETER, _PARAMETER_END):
             if mark == _PARAMETER and (key := (yield from self._name())):
                 self.arguments(f"{separator}{_quoted(key)}: ")
                 separator = ", "
                 mark = yield from self._read_value(self._schema_of(name, key))
             else:
-                mark = yield from reader.copy_until(_INSIDE, self.ignore)
+                mark = yield from reader.copy_until(_MARKS, self.ignore)
         if mark is None and reader.cut:
             self.unfinished = True
         else:
             self.arguments("{}" if separator == "{" else "}")
-        if mark is None or mark in _OUTSIDE.words:
-            return mark
-        return (yield from reader.copy_until(_OUTSIDE, self.content))
+        return mark
 
     def _name(self) -> Steps[str]:
         """What stands before the end of a tag; nothing if the tag has none."""
@@ -86,12 +80,12 @@ class Qwen3CoderParser(ToolCallParser):
         if types == {"string"}:
             writer = _TextWriter(self.arguments)
             self.arguments('"')
-            mark = yield from self.reader.copy_until(_INSIDE, writer.write)
+            mark = yield from self.reader.copy_until(_MARKS, writer.write)
             if mark is not None or not self.reader.cut:
                 self.arguments('"')
             return mark
         pieces: list[str] = []
-        mark = yield from self.reader.copy_until(_INSIDE, pieces.append)
+        mark = yield from self.reader.copy_until(_MARKS, pieces.append)
         if mark is not None or not self.reader.cut:
             self.arguments(_typed("".join(pieces), types))
         return mark

@@ -28,6 +28,7 @@ from atom_lite.text.tool_prompt import knows_tools
 if TYPE_CHECKING:
     from atom_lite.api.schema_chat import ChatCompletionRequest
     from atom_lite.config_chat import ChatConfig
+    from atom_lite.text.tokenizer import Tokenizer
 
 
 class ChatFormats:
@@ -35,10 +36,11 @@ class ChatFormats:
 
     Args:
         config: the operator's choice.
+        tokenizer: of the model; a grammar sees no control tokens, so none of its marks.
         template: the chat template, the one for tools where a model has two; None if it has none.
     """
 
-    def __init__(self, config: ChatConfig, template: str | None) -> None:
+    def __init__(self, config: ChatConfig, tokenizer: Tokenizer, template: str | None) -> None:
         source = template or ""
         self.taught = not knows_tools(source)  # the template leaves tools out
         name = config.tool_call_parser
@@ -51,28 +53,31 @@ class ChatFormats:
         if thoughts == "auto":
             thoughts = reasoning.recognise(source)
         self.reasoning = REASONING_PARSERS.get(thoughts or "none")
+        self._hidden_marks = self.reasoning is not None and bool(
+            tokenizer.special_ids_of(self.reasoning.marks)
+        )
+        self._writes_tags = self.tells_format and not tokenizer.special_ids_of(
+            self.tool_parser.marks
+        )
 
-    def form(
-        self, body: ChatCompletionRequest, prompt: str, *, constrained: bool
-    ) -> MessageForm | None:
+    def form(self, body: ChatCompletionRequest, prompt: str) -> MessageForm | None:
         """How the answer to a request is read; None if it is content and nothing else.
 
         Args:
             body: the validated request.
             prompt: as text, up to where the output begins.
-            constrained: a grammar holds the output from its first token on, so it has no thoughts.
 
         Raises:
             RequestError: calls are asked for that this server was told not to look for.
         """
-        calling = body.calling if not body.stated_forms else "none"
+        calling = body.calling
         if calling == "auto" and not self._auto_calls:
             raise RequestError(
                 "'tool_choice' = 'auto' needs a server with --enable-auto-tool-choice",
                 param="tool_choice",
             )
-        thoughts = None if constrained else self.reasoning
-        if calling == "none" and thoughts is None:
+        thoughts = self.reasoning
+        if calling == "none" and thoughts is None and body.thinking_token_budget is None:
             return None
         opening = Opening.ANSWER
         if thoughts is not None:
@@ -81,6 +86,8 @@ class ChatFormats:
             calling=calling,
             functions={tool.function.name: tool.function.schema_ for tool in body.usable_tools},
             parser=self.tool_parser,
+            writes_tags=self._writes_tags,
+            hidden_marks=self._hidden_marks,
             reasoning=thoughts,
             opening=opening,
             shows_thoughts=body.include_reasoning is not False,
@@ -103,7 +110,9 @@ class MessageForm:
         calling: whether there may or must be calls.
         functions: that may be called.
         parser: of calls that the model writes as it likes.
+        writes_tags: these are Hermes' tags, in plain text.
         reasoning: how thoughts are marked; None looks for none.
+        hidden_marks: these marks are control tokens.
         opening: what the prompt says of thoughts.
         shows_thoughts: whether the client gets them.
         only_first_call: whether it gets one call at most.
@@ -112,6 +121,8 @@ class MessageForm:
     calling: str
     functions: Functions
     parser: type[ToolCallParser]
+    writes_tags: bool
+    hidden_marks: bool
     reasoning: ReasoningFormat | None
     opening: Opening
     shows_thoughts: bool

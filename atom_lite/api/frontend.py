@@ -73,7 +73,7 @@ class Frontend:
         self.started_at = int(time.time())
         override = read_template(config.model.chat_template)
         template = override or tokenizer.chat_templates.get("tool_use") or tokenizer.chat_template
-        self.formats = ChatFormats(config.chat, template)
+        self.formats = ChatFormats(config.chat, tokenizer, template)
         self.prompts = PromptBuilder(tokenizer, override, engine.ready.max_model_len, self.formats)
         self.sampling = SamplingBuilder(engine.ready, tokenizer, config.model)
         self.token_table = TokenTable(tokenizer)

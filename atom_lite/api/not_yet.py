@@ -35,7 +35,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     # tools and reasoning
     "functions": (),
     "function_call": ("none",),
-    "thinking_token_budget": (),
     "stop_regex": (),
     # other servers' names of what has another name here
     "no_stop_trim": (False,),
@@ -64,6 +63,7 @@ _OF_CHAT: dict[str, tuple[Any, ...]] = {
     "tools": (),
     "tool_choice": ("none",),
     "include_reasoning": (True,),
+    "thinking_token_budget": (),
 }
 
 

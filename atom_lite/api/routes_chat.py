@@ -7,6 +7,7 @@ from starlette.requests import Request  # noqa: TC002  # FastAPI reads the annot
 from starlette.responses import Response  # noqa: TC002
 
 from atom_lite.api.admission import PromptInput
+from atom_lite.api.answer_grammar import constrain
 from atom_lite.api.frontend import frontend_of
 from atom_lite.api.gate import rename_request, request_id_of
 from atom_lite.api.objectives import header_parameters, take_headers
@@ -17,8 +18,6 @@ from atom_lite.api.respond import GenerationResponse
 from atom_lite.api.schema import read_body
 from atom_lite.api.schema_answers import ChatCompletion, ChatCompletionChunk
 from atom_lite.api.schema_chat import ChatCompletionRequest
-from atom_lite.api.structured import compile_grammar, stated_form
-from atom_lite.api.tool_grammar import forced_form
 
 router = APIRouter(tags=["chat"])
 
@@ -42,9 +41,8 @@ async def chat_completions(request: Request) -> Response:
         add_special_tokens=body.add_special_tokens,
         must_fit=body.truncate_prompt_tokens is None,
     )
-    stated = stated_form(body) or forced_form(body)
-    form = frontend.formats.form(body, prompt.text, constrained=stated is not None)
-    grammar = await compile_grammar(frontend.grammars, stated)
+    form = frontend.formats.form(body, prompt.text)
+    grammar, form = await constrain(frontend.grammars, body, form)
     generation = frontend.generation(
         body, [PromptInput(prompt.token_ids)], grammar=grammar, form=form
     )

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from atom_lite.api.faults import conflict
 from atom_lite.api.schema import GenerationRequest, JsonObject, RequestBody
-from atom_lite.api.schema_sampling import NumLogprobs  # noqa: TC001  # pydantic reads it
+from atom_lite.api.schema_sampling import NaturalInt, NumLogprobs  # noqa: TC001  # pydantic reads it
 from atom_lite.api.schema_tools import MessageToolCall, ToolFields
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
@@ -79,6 +79,7 @@ class ChatCompletionRequest(TemplateOptions, GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None  # OpenAI allows 20, see --max-logprobs
     include_reasoning: bool | None = None
+    thinking_token_budget: NaturalInt | None = None
 
     @model_validator(mode="after")
     def _check_forms(self) -> ChatCompletionRequest:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from atom_lite.api.schema_tools import Tool, ToolFields
 
 _TABLES = ("$defs", "definitions")
+_PLAIN_VALUES = ("enum", "const", "default", "examples")  # hold no schemas
 
 
 def forced_form(body: ToolFields) -> StatedForm | None:
@@ -75,16 +76,17 @@ def _list_of_calls(tools: Sequence[Tool], *, only_one: bool) -> dict[str, Any]:
 
 def _moved(schema: Mapping[str, Any], prefix: str, definitions: dict[str, Any]) -> dict[str, Any]:
     """A schema as a part of a larger one: its definitions and what refers to them renamed."""
+    tables = {name: schema[name] for name in _TABLES if isinstance(schema.get(name), dict)}
     places = {"#": f"#/$defs/{prefix}"}
-    for table in _TABLES:
-        for name in schema.get(table) or {}:
+    for table, entries in tables.items():
+        for name in entries:
             places[f"#/{table}/{name}"] = f"#/$defs/{prefix}_{table.strip('$')}_{name}"
-    for table in _TABLES:
-        for name, value in (schema.get(table) or {}).items():
-            moved = _renamed(value, places)
-            definitions[places[f"#/{table}/{name}"].removeprefix("#/$defs/")] = moved
+    for table, entries in tables.items():
+        for name, value in entries.items():
+            new_name = places[f"#/{table}/{name}"].removeprefix("#/$defs/")
+            definitions[new_name] = _renamed(value, places)
     own: dict[str, Any] = _renamed(
-        {key: value for key, value in schema.items() if key not in _TABLES}, places
+        {key: value for key, value in schema.items() if key not in tables}, places
     )
     if _refers_to(schema, "#"):
         definitions[prefix] = own
@@ -97,7 +99,10 @@ def _renamed(node: Any, places: Mapping[str, str]) -> Any:
         return [_renamed(item, places) for item in node]
     if not isinstance(node, dict):
         return node
-    renamed = {key: _renamed(value, places) for key, value in node.items()}
+    renamed = {
+        key: value if key in _PLAIN_VALUES else _renamed(value, places)
+        for key, value in node.items()
+    }
     if isinstance(target := node.get("$ref"), str):
         if target not in places:
             raise RequestError(

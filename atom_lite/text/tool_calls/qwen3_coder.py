@@ -126,8 +126,15 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
         return {declared}
     if isinstance(declared, list):
         return set(map(str, declared))
-    choices = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
-    types = {name for each in choices if isinstance(each, dict) for name in _types(each)}
+    choices = [schema.get("anyOf"), schema.get("oneOf")]
+    types = {
+        name
+        for listed in choices
+        if isinstance(listed, list)
+        for each in listed
+        if isinstance(each, dict)
+        for name in _types(each)
+    }
     if not types and isinstance(members := schema.get("enum"), list):
         return {"string"} if all(isinstance(member, str) for member in members) else {"any"}
     return types or ({"any"} if "$ref" in schema or "const" in schema else {"string"})

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.kernel_clock import KernelClock, _ClockedLibrary, part_of
-from benchmarks.roofline import Case, Rates, cases, floors, torch_part
+from benchmarks.roofline import RATE_REPEATS, Case, Rates, best_seconds, cases, floors, torch_part
 
 SPEC = SimpleNamespace(
     num_heads=4,
@@ -58,6 +58,15 @@ def test_a_clocked_function_keeps_its_signature_and_adds_its_time() -> None:
     library.labs.restype, library.labs.argtypes = ctypes.c_long, (ctypes.c_long,)
     assert library.labs(-(2**40)) == 2**40
     assert clock.seconds["other"] > 0.0
+
+
+def test_a_slow_rate_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    assert best_seconds(lambda: calls.append(1)) > 0.0
+    assert len(calls) == RATE_REPEATS
+    monkeypatch.setattr("benchmarks.roofline.SLOW_SECONDS", 0.0)
+    best_seconds(lambda: calls.append(1))
+    assert len(calls) == RATE_REPEATS + 1
 
 
 def test_quick_leaves_the_long_cases_out() -> None:

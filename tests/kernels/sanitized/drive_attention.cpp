@@ -195,9 +195,9 @@ void drive_format(Format format) {
     decode(none, 0);
     Cache rows(format, shape, {1, 2, 15, 16, 17, 256, 259, 300});
     Cache chunk(format, shape, {77});
-    for (const int64_t window : {0, 1, 7, 260}) {
+    for (const int64_t window : {0, 1, 260}) {
       decode(rows, window);
-      for (const int64_t prefix : {0, 1, 40, 76, 77}) prefill(chunk, prefix, 9, window);
+      for (const int64_t prefix : {0, 40, 76, 77}) prefill(chunk, prefix, 9, window);
     }
   }
   Cache longest(format, {1, 1, atom_lite_prefill_longest_head(), 16}, {40});

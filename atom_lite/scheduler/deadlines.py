@@ -56,12 +56,11 @@ NO_OBJECTIVES = Objectives()
 class Deadline:
     """Of one sequence: when its next token is due; infinity where nothing is promised."""
 
-    __slots__ = ("_is_first", "due_seconds", "num_late", "objectives")
+    __slots__ = ("due_seconds", "num_late", "objectives")
 
     def __init__(self, objectives: Objectives, arrival_seconds: float) -> None:
         self.objectives = objectives
         self.num_late = 0
-        self._is_first = True
         ttft = objectives.ttft_seconds
         self.due_seconds = math.inf if ttft is None else arrival_seconds + ttft
 
@@ -75,17 +74,6 @@ class Deadline:
             self.due_seconds = now + tbt  # the first token was promised nothing
         else:
             self.due_seconds = max(self.due_seconds, now) + tbt
-        self._is_first = False
-
-    def step_seconds(self, now: float) -> float:
-        """How long a step that starts now and brings the next token may take.
-
-        Never more than the objective, whatever slack there is: it pays for waiting, not for a step
-        that would be felt as a stall.
-        """
-        left = self.due_seconds - now
-        tbt = self.objectives.tbt_seconds
-        return left if tbt is None or self._is_first else min(left, tbt)
 
 
 def deadline_of(message: SubmitSequence, default: Objectives) -> Deadline:

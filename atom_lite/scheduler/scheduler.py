@@ -171,7 +171,7 @@ class Scheduler:
 
         May be called again before `commit` until the pipeline is full, see `in_flight`.
         """
-        num_streams = sum(sequence.has_more_to_decode for sequence in self._roster.decoding)
+        num_streams, in_pipe = _count_streams(self._roster.decoding)
         has_room = self._in_flight.has_room(may_run_ahead=num_streams == 0)
         if not has_room or not len(self._roster):
             return None
@@ -183,7 +183,6 @@ class Scheduler:
         num_prefills = len(self._roster.prefilling) + num_waiting
         # Asked again before anything could run, it is still the same step of the planner's.
         if num_prefills != self._asked_in_vain:
-            in_pipe = sum(sequence.num_output_tokens == 0 for sequence in self._roster.decoding)
             self._planner.begin_step(Supply(num_prefills, num_streams, in_pipe))
         self._policy.fill(step)
         if not step.rows:
@@ -320,3 +319,16 @@ class Scheduler:
         self._roster.finish(sequence)
         self._planner.forget(sequence.sequence_id)
         return ending(sequence, reason, now, stop=stop, error=error)
+
+
+def _count_streams(decoding: list[Sequence]) -> tuple[int, int]:
+    """Those that take another step once their result is back, and those without a first token.
+
+    One pass without calls: at every step it goes over all that decode.
+    """
+    num_streams = num_without_token = 0
+    for sequence in decoding:
+        num_tokens = len(sequence.tokens) - len(sequence.submission.prompt_token_ids)
+        num_streams += num_tokens + sequence.awaits_result < sequence.max_output_tokens
+        num_without_token += num_tokens == 0
+    return num_streams, num_without_token

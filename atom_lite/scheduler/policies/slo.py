@@ -87,17 +87,24 @@ class Slo:
     # ------------------------------------------------------------ how much
 
     def _room(self, step: StepBuilder) -> float:
-        """Seconds that this step may take on the slowest stage; infinite where no stream waits."""
-        left = math.inf
+        """Seconds that this step may take on the slowest stage; infinite where no stream waits.
+
+        Never more than an objective, whatever slack there is: it pays for waiting, not for a step
+        that would be felt as a stall.
+        """
+        earliest = tightest = math.inf
         for sequence in step.decoding:
-            tbt = sequence.deadline.objectives.tbt_seconds
+            deadline = sequence.deadline
+            tbt = deadline.objectives.tbt_seconds
             if tbt is None:
                 continue
             if not sequence.awaits_result:
-                left = min(left, sequence.deadline.step_seconds(step.now))
+                earliest = min(earliest, deadline.due_seconds)
+                tightest = min(tightest, tbt)
             elif sequence.has_more_to_decode:
                 # The token under way comes first; the next one then has the whole objective.
-                left = min(left, tbt)
+                tightest = min(tightest, tbt)
+        left = min(earliest - step.now, tightest)
         left *= CALM_SHARE + (PRESSED_SHARE - CALM_SHARE) * self._pressure
         return min(left / self._limits.pipeline_depth, left - self._forecast.seconds_in_flight)
 

@@ -25,25 +25,16 @@ def test_early_tokens_leave_their_slack_and_a_late_one_starts_anew() -> None:
     assert (deadline.due_seconds, deadline.num_late) == (14.5, 1)
 
 
-def test_a_step_may_never_take_more_than_the_objective_however_much_slack_there_is() -> None:
-    deadline = Deadline(BOTH, arrival_seconds=0.0)
-    assert deadline.step_seconds(0.5) == 1.5
-    deadline.token(0.5)
-    assert deadline.step_seconds(0.5) == 0.5
-    assert deadline.step_seconds(2.25) == 0.25
-    assert deadline.step_seconds(3.0) == -0.5
-
-
 @pytest.mark.parametrize("ttft", [None, 2.0])
 def test_without_an_objective_nothing_is_due(ttft: float | None) -> None:
     deadline = Deadline(Objectives(ttft_seconds=ttft), arrival_seconds=0.0)
     deadline.token(5.0)
-    assert deadline.due_seconds == deadline.step_seconds(6.0) == math.inf
+    assert deadline.due_seconds == math.inf
 
 
 def test_a_gap_objective_alone_counts_from_the_first_token() -> None:
     deadline = Deadline(Objectives(tbt_seconds=0.5), arrival_seconds=0.0)
-    assert deadline.step_seconds(9.0) == math.inf
+    assert deadline.due_seconds == math.inf
     deadline.token(9.0)
     assert deadline.due_seconds == 9.5
 

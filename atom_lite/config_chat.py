@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from atom_lite.settings import setting
+from atom_lite.settings import json_object, setting
 
 # Names of vLLM's, and some of SGLang's; `text/` has a parser for each.
 TOOL_CALL_PARSER_NAMES = (
@@ -20,7 +21,7 @@ REASONING_PARSER_NAMES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatConfig:
-    """How the model's own way of calling tools and of reasoning is read."""
+    """How conversations are written for the model, and how its calls and thoughts are read."""
 
     tool_call_parser: str = setting(
         "auto",
@@ -37,3 +38,23 @@ class ChatConfig:
         "thoughts stay part of the answer.",
         choices=("auto", "none", *REASONING_PARSER_NAMES),
     )
+    trust_request_chat_template: bool = setting(
+        False, "Take a chat template that comes with a request; it is a program that runs here."
+    )
+    default_chat_template_kwargs: str | None = setting(
+        None,
+        'JSON object of variables for the chat template, such as {"enable_thinking": false}, that '
+        "requests may change. Default: none.",
+        metavar="JSON",
+    )
+
+    @property
+    def template_defaults(self) -> dict[str, Any]:
+        """The operator's variables of the template.
+
+        Raises:
+            ConfigError: no JSON object.
+        """
+        if self.default_chat_template_kwargs is None:
+            return {}
+        return json_object("--default-chat-template-kwargs", self.default_chat_template_kwargs)

@@ -106,7 +106,7 @@ def _thinks(body: ChatCompletionRequest, form: MessageForm) -> bool:
         )
     if form.reasoning is None or form.hidden_marks or form.opening is Opening.ANSWER:
         return False
-    return limited or body.may_think
+    return limited or form.may_think
 
 
 def _after_thoughts(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from atom_lite.errors import RequestError
 from atom_lite.text import reasoning
+from atom_lite.text.chat_template import check_template_kwargs
 from atom_lite.text.message import MessageParser
 from atom_lite.text.reasoning import (
     REASONING_PARSERS,
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from atom_lite.config_chat import ChatConfig
     from atom_lite.text.tokenizer import Tokenizer
 
+# Variables by which templates are told not to let a model think.
+_THINKING = ("enable_thinking", "thinking")
+
 
 class ChatFormats:
     """The formats of one model.
@@ -42,12 +46,13 @@ class ChatFormats:
 
     def __init__(self, config: ChatConfig, tokenizer: Tokenizer, template: str | None) -> None:
         source = template or ""
-        self.taught = not knows_tools(source)  # the template leaves tools out
-        name = config.tool_call_parser
+        name: str | None = config.tool_call_parser
         if name == "auto":
-            name = "hermes" if self.taught else select.recognise(source) or "hermes"
-        self.tool_parser = TOOL_CALL_PARSERS[name]
+            name = select.recognise(source) if knows_tools(source) else None
+        self.tool_parser = TOOL_CALL_PARSERS[name or "hermes"]
         self.tells_format = self.tool_parser is TOOL_CALL_PARSERS["hermes"]
+        self.template_defaults = config.template_defaults
+        check_template_kwargs(self.template_defaults)
         self._auto_calls = config.enable_auto_tool_choice
         thoughts: str | None = config.reasoning_parser
         if thoughts == "auto":
@@ -79,9 +84,11 @@ class ChatFormats:
         thoughts = self.reasoning
         if calling == "none" and thoughts is None and body.thinking_token_budget is None:
             return None
+        variables = body.template_variables(self.template_defaults)
+        may_think = not any(variables.get(name) is False for name in _THINKING)
         opening = Opening.ANSWER
         if thoughts is not None:
-            opening = self._opening(thoughts, body, prompt)
+            opening = _opening(thoughts, body, prompt, may_think=may_think)
         return MessageForm(
             calling=calling,
             functions={tool.function.name: tool.function.schema_ for tool in body.usable_tools},
@@ -90,16 +97,20 @@ class ChatFormats:
             hidden_marks=self._hidden_marks,
             reasoning=thoughts,
             opening=opening,
+            may_think=may_think,
             shows_thoughts=body.include_reasoning is not False,
             only_first_call=body.parallel_tool_calls is False,
         )
 
-    def _opening(self, form: ReasoningFormat, body: ChatCompletionRequest, prompt: str) -> Opening:
-        if body.continue_final_message:
-            last = body.last_text
-            open_thought = last.rfind(form.start) > last.rfind(form.end)
-            return Opening.THOUGHT if open_thought else Opening.ANSWER
-        return opening_of(form, prompt, may_think=body.may_think)
+
+def _opening(
+    form: ReasoningFormat, body: ChatCompletionRequest, prompt: str, *, may_think: bool
+) -> Opening:
+    if body.continue_final_message:
+        last = body.last_text
+        open_thought = last.rfind(form.start) > last.rfind(form.end)
+        return Opening.THOUGHT if open_thought else Opening.ANSWER
+    return opening_of(form, prompt, may_think=may_think)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +125,7 @@ class MessageForm:
         reasoning: how thoughts are marked; None looks for none.
         hidden_marks: these marks are control tokens.
         opening: what the prompt says of thoughts.
+        may_think: the request leaves a model that reasons its thoughts.
         shows_thoughts: whether the client gets them.
         only_first_call: whether it gets one call at most.
     """
@@ -125,6 +137,7 @@ class MessageForm:
     hidden_marks: bool
     reasoning: ReasoningFormat | None
     opening: Opening
+    may_think: bool
     shows_thoughts: bool
     only_first_call: bool
 

@@ -74,7 +74,13 @@ class Frontend:
         override = read_template(config.model.chat_template)
         template = override or tokenizer.chat_templates.get("tool_use") or tokenizer.chat_template
         self.formats = ChatFormats(config.chat, tokenizer, template)
-        self.prompts = PromptBuilder(tokenizer, override, engine.ready.max_model_len, self.formats)
+        self.prompts = PromptBuilder(
+            tokenizer,
+            override,
+            engine.ready.max_model_len,
+            self.formats,
+            trusts_requests=config.chat.trust_request_chat_template,
+        )
         self.sampling = SamplingBuilder(engine.ready, tokenizer, config.model)
         self.token_table = TokenTable(tokenizer)
         self._limits = ContextLimits(engine.ready)

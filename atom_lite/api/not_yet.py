@@ -43,7 +43,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     # the prompt
     "suffix": ("",),
     "prompt_embeds": (),
-    "chat_template": (),
     "mm_processor_kwargs": (),
     # other kinds of output
     "modalities": (["text"],),
@@ -64,6 +63,7 @@ _OF_CHAT: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none",),
     "include_reasoning": (True,),
     "thinking_token_budget": (),
+    "chat_template": (),
 }
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from atom_lite.api.turns import turn_of
 from atom_lite.errors import ConfigError, RequestError
 from atom_lite.text.chat_template import ChatTemplate, check_template_kwargs
-from atom_lite.text.tool_prompt import teach
+from atom_lite.text.tool_prompt import knows_tools, teach
 
 if TYPE_CHECKING:
     from atom_lite.api.chat_formats import ChatFormats
@@ -45,6 +45,7 @@ class PromptBuilder:
         override: chat template that takes the place of the model's own.
         max_model_len: tokens that fit the model's context.
         formats: how the model writes calls.
+        trusts_requests: whether these may bring a chat template of their own.
     """
 
     def __init__(
@@ -53,12 +54,14 @@ class PromptBuilder:
         override: str | None,
         max_model_len: int,
         formats: ChatFormats,
+        *,
+        trusts_requests: bool,
     ) -> None:
         self._formats = formats
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
-        self._template = ChatTemplate.from_tokenizer(tokenizer, override)
-        self._knows_developer = "developer" in (override or tokenizer.chat_template or "")
+        self._trusts_requests = trusts_requests
+        self._template = _Template.of(tokenizer, override)
 
     async def from_text(
         self, text: str, *, add_special_tokens: bool, must_fit: bool = False
@@ -100,29 +103,32 @@ class PromptBuilder:
             RequestError: no template, content that is not text, the template refuses, or what it
                 writes is too long.
         """
-        if self._template is None:
-            raise RequestError(
-                "This model has no chat template; use /v1/completions, or start the server with "
-                "--chat-template",
-                param="messages",
-                code="no_chat_template",
-            )
+        template = self._template_for(options)
         turns = [
-            turn_of(index, message, knows_developer=self._knows_developer)
+            turn_of(index, message, knows_developer=template.knows_developer)
             for index, message in enumerate(messages)
         ]
         tools = [tool.model_dump(exclude_none=True) for tool in options.usable_tools] or None
-        if self._formats.taught:
-            turns = teach(turns, tools, tell_format=self._formats.tells_format)
-            tools = None
+        variables = options.template_variables({})
+        check_template_kwargs(variables)
 
         def render_and_encode() -> ChatPrompt:
-            text = self._render(turns, tools, options)
+            plain = template.knows_tools
+            text = template.compiled.render(
+                turns if plain else teach(turns, tools, tell_format=self._formats.tells_format),
+                add_generation_prompt=options.add_generation_prompt,
+                continue_final_message=options.continue_final_message,
+                tools=tools if plain else None,
+                documents=options.documents,
+                **{**self._formats.template_defaults, **variables},
+            )
             self._check_length(text, "messages", must_fit=must_fit)
             ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
             return ChatPrompt(ids, text)
 
         size = sum(len(turn["content"]) + _CHARS_PER_MESSAGE for turn in turns)
+        size += sum(len(repr(turn["tool_calls"])) for turn in turns if "tool_calls" in turn)
+        size += len(repr(tools))
         if size > _THREAD_ABOVE_CHARS:
             return await asyncio.to_thread(render_and_encode)
         return render_and_encode()
@@ -145,27 +151,49 @@ class PromptBuilder:
                 param=param,
             )
 
-    def _render(
-        self,
-        turns: list[dict[str, Any]],
-        tools: list[dict[str, Any]] | None,
-        options: TemplateOptions,
-    ) -> str:
-        assert self._template is not None
-        extra = dict(options.chat_template_kwargs or {})
-        check_template_kwargs(extra)
-        if options.reasoning_effort is not None:
-            extra.setdefault("reasoning_effort", options.reasoning_effort)
-            if options.reasoning_effort == "none":
-                extra.setdefault("enable_thinking", False)
-        return self._template.render(
-            turns,
-            add_generation_prompt=options.add_generation_prompt,
-            continue_final_message=options.continue_final_message,
-            tools=tools,
-            documents=options.documents,
-            **extra,
-        )
+    def _template_for(self, options: TemplateOptions) -> _Template:
+        """The template of a request.
+
+        Raises:
+            RequestError: there is none, or the request's own is not trusted or no template.
+        """
+        template = self._template
+        if options.chat_template is not None:
+            if not self._trusts_requests:
+                raise RequestError(
+                    "'chat_template' needs a server with --trust-request-chat-template",
+                    param="chat_template",
+                )
+            try:
+                template = _Template.of(self._tokenizer, options.chat_template)
+            except ConfigError as error:
+                raise RequestError(str(error), param="chat_template") from error
+        if template is None:
+            raise RequestError(
+                "This model has no chat template; use /v1/completions, or start the server with "
+                "--chat-template",
+                param="messages",
+                code="no_chat_template",
+            )
+        return template
+
+
+class _Template(NamedTuple):
+    """A compiled chat template and what it can write."""
+
+    compiled: ChatTemplate
+    knows_developer: bool
+    knows_tools: bool
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, override: str | None) -> _Template | None:
+        """The model's, or what takes its place; None where there is neither."""
+        compiled = ChatTemplate.from_tokenizer(tokenizer, override)
+        if compiled is None:
+            return None
+        own = (tokenizer.chat_templates.get(name) for name in ("default", "tool_use"))
+        source = override or "".join(filter(None, own))
+        return cls(compiled, "developer" in source, knows_tools(source))
 
 
 def read_template(setting: str | None) -> str | None:

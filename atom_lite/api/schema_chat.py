@@ -11,6 +11,7 @@ from atom_lite.api.schema import GenerationRequest, JsonObject, RequestBody
 from atom_lite.api.schema_sampling import NaturalInt, NumLogprobs  # noqa: TC001  # pydantic reads it
 from atom_lite.api.schema_tools import MessageToolCall, ToolFields
 
+MAX_TEMPLATE_CHARS = 100_000
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -43,6 +44,7 @@ class TemplateOptions(RequestBody, ToolFields):
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    chat_template: Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
@@ -59,12 +61,18 @@ class TemplateOptions(RequestBody, ToolFields):
             )
         return self
 
-    @property
-    def may_think(self) -> bool:
-        """Whether the request leaves a model that reasons its thoughts."""
-        asked = self.chat_template_kwargs or {}
-        asks_none = asked.get("enable_thinking") is False or asked.get("thinking") is False
-        return self.reasoning_effort != "none" and not asks_none
+    def template_variables(self, defaults: dict[str, Any]) -> dict[str, Any]:
+        """The template's variables: of the request, then what its effort means, then the server's.
+
+        Args:
+            defaults: the server's.
+        """
+        effort: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            effort["reasoning_effort"] = self.reasoning_effort
+            if self.reasoning_effort == "none":
+                effort["enable_thinking"] = False
+        return {**defaults, **effort, **(self.chat_template_kwargs or {})}
 
 
 class ChatCompletionRequest(TemplateOptions, GenerationRequest):

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from atom_lite.text.tool_calls.parser import ToolCallParser
     from atom_lite.text.tool_calls.reader import Steps
 
+# What a bare object that is a call may begin with; `declared_only` objects must.
+_FIRST_KEYS = ("name", "type", "id", "arguments", "parameters")
 _ARGUMENT_KEYS = ("arguments", "parameters")
 
 
@@ -72,6 +74,8 @@ class CallObject:
     def _read_member(self, key: str) -> Steps[bool]:
         """Read a value; False if the object is no call."""
         parser = self._parser
+        if self._declared_only and not self._named and key not in _FIRST_KEYS:
+            return False  # an answer in JSON, which need not wait
         if key == "name" and not self._named:
             name = yield from self._string()
             self._named = bool(name) and not (self._declared_only and name not in parser.functions)

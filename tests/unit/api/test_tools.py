@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -214,8 +213,7 @@ def prompt_of(tokenizer: Tokenizer, settings: Config, **fields: Any) -> str:
             answer = await served.chat(**fields)
             assert answer.status_code == 200, answer.text
             ids = served.engine.submitted[0].prompt_token_ids
-            del fields["max_tokens"]
-            counted = await served.client.post("/tokenize", json={"messages": MESSAGES, **fields})
+            counted = await served.client.post("/tokenize", json=fields)
             assert counted.json()["tokens"] == ids
             prompts.append(tokenizer.decode(ids, skip_special_tokens=False))
 
@@ -415,6 +413,39 @@ def test_deepseeks_template_is_recognised(tokenizer):
         async with in_memory(saying("x"), tokenizer, settings) as served:
             formats = served.app.state.frontend.formats
         assert formats.tool_parser.__name__ == "DeepSeekV3Parser"
-        assert json.dumps(formats.taught) == "false"
 
     run(scenario())
+
+
+def test_a_template_of_the_request_needs_trust(tokenizer):
+    fields = {"messages": [{"role": "user", "content": "hi"}], "chat_template": "<{{ tools }}>"}
+
+    async def scenario():
+        async with in_memory(saying("x"), tokenizer) as served:
+            refused = (await served.chat(**fields)).json()["error"]
+            assert refused["param"] == "chat_template"
+            assert "--trust-request-chat-template" in refused["message"]
+        settings = config(trust_request_chat_template=True)
+        async with in_memory(saying("x"), tokenizer, settings) as served:
+            bad = (await served.chat(**fields | {"chat_template": "{% if"})).json()["error"]
+            assert bad["param"] == "chat_template"
+
+    run(scenario())
+    settings = config(trust_request_chat_template=True)
+    assert prompt_of(tokenizer, settings, max_tokens=1, tools=[NOW], **fields).startswith("<[{")
+
+
+def test_variables_of_the_template_come_from_request_effort_and_server(tokenizer):
+    settings = config(
+        "{{ a }} {{ b }} {{ reasoning_effort }} {{ enable_thinking }}.",
+        default_chat_template_kwargs='{"a": 1, "b": 2, "enable_thinking": true}',
+    )
+
+    def told(**fields: Any) -> str:
+        return prompt_of(tokenizer, settings, messages=MESSAGES[:1], max_tokens=1, **fields)
+
+    assert told() == "1 2  True."
+    assert told(chat_template_kwargs={"b": 3}, reasoning_effort="low") == "1 3 low True."
+    assert told(reasoning_effort="none") == "1 2 none False."
+    asked = {"enable_thinking": True}
+    assert told(reasoning_effort="none", chat_template_kwargs=asked) == "1 2 none True."

@@ -114,6 +114,12 @@ def test_arguments_come_without_delay():
     assert texts == ["{", '"city": "Pa', "ris", '"', "", "", ', "days": 12}']
 
 
+def test_an_answer_in_json_does_not_wait_for_its_end():
+    parser = FORMATS["llama3_json"].make()
+    parts = [part for piece in ('{"answer', '": [', "1, ") for part in parser.feed(piece)]
+    assert content_of(parts) == '{"answer": [1,'
+
+
 def test_types_of_xml_values_are_the_schemas():
     def call(key: str, value: str) -> str:
         text = f"<function=get_weather>\n<parameter={key}>\n{value}\n</parameter>\n</function>"

@@ -117,6 +117,8 @@ class SequenceMaker:
             num_prompt_tokens=len(prompt.token_ids),
             max_tokens=sampling.max_tokens,
             arrival_time=message.arrival_time,
+            ttft_slo_seconds=own.ttft_seconds,
+            tbt_slo_seconds=own.tbt_seconds,
         )
         output = SequenceOutput(
             len(self._outputs),

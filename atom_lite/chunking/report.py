@@ -22,6 +22,7 @@ _PHRASES: dict[Reason, str] = {
     "whole_prompt": "{} kept fixed because the prefill must go in one forward",
     "fixed": "{} kept fixed because no model is installed",
     "schedule": "{} sized by the static schedule",
+    "deadline": "{} sized by the objectives of running streams",
 }
 _ALWAYS: tuple[Reason, ...] = ("model", "sweep", "unreachable", "other_prefills")
 

@@ -14,6 +14,8 @@ Every series exists at zero from the start. Definitions where the name leaves ro
 - *request_success* counts sequences by how they ended, aborted and failed ones too.
 - *prompt_tokens* counts a prompt when its first output token arrives; a sequence that ends before
   adds nothing. *generation_tokens* counts tokens as they arrive.
+- *request_fluidity* takes sequences that have an objective for their gaps and got a token; without
+  one for the first token that is on time whenever it comes, and leaves no slack.
 - e2e latency and token histograms take every ended sequence, phases (queue, prefill, decode,
   inference) only what did happen to it.
 
@@ -33,8 +35,10 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from atom_lite.observability.engine_collector import EngineCollector
+from atom_lite.observability.fluidity import FluidityCount
 from atom_lite.observability.metric_names import (
     E2E_BUCKETS,
+    FLUIDITY_BUCKETS,
     HTTP_BUCKETS,
     ITERATION_TOKENS_BUCKETS,
     ITL_BUCKETS,
@@ -69,6 +73,8 @@ class Metrics:
         _disable_created_series()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
+        flags = (config.scheduler.ttft_slo_ms, config.scheduler.tbt_slo_ms)
+        self._slo_seconds = [None if ms is None else ms / 1000.0 for ms in flags]
         self._compat = config.observability.metrics_compat == "vllm"
         self._engine = EngineCollector(self._labels, ready.num_stages)
         self.registry.register(self._engine)
@@ -98,11 +104,24 @@ class Metrics:
         self.request_params_n.observe(num_choices)
 
     def start_sequence(
-        self, *, num_prompt_tokens: int, max_tokens: int, arrival_time: float
+        self,
+        *,
+        num_prompt_tokens: int,
+        max_tokens: int,
+        arrival_time: float,
+        ttft_slo_seconds: float | None = None,
+        tbt_slo_seconds: float | None = None,
     ) -> SequenceRecord:
-        """Open the record of a sequence that is about to be submitted."""
+        """Open the record of a sequence that is about to be submitted.
+
+        Its own objectives go before the server's; with one for its gaps its fluidity is counted.
+        """
         self.request_params_max_tokens.observe(max_tokens)
-        return SequenceRecord(self, num_prompt_tokens, arrival_time)
+        ttft, tbt = self._slo_seconds
+        ttft = ttft if ttft_slo_seconds is None else ttft_slo_seconds
+        tbt = tbt if tbt_slo_seconds is None else tbt_slo_seconds
+        fluidity = None if tbt is None else FluidityCount(ttft, tbt)
+        return SequenceRecord(self, num_prompt_tokens, arrival_time, fluidity)
 
     def reject(self, reason: str) -> None:
         """Count a request that admission refused; one of REJECTION_REASONS."""
@@ -185,6 +204,17 @@ class Metrics:
         )
         self.decode_time = make(
             "request_decode_time_seconds", "From first token to the end.", E2E_BUCKETS
+        )
+
+        self.fluidity_docs = make(
+            "request_fluidity_docs",
+            "Share of a sequence's tokens on time by its objectives, each counted once.",
+            FLUIDITY_BUCKETS,
+        )
+        self.fluidity_paper = make(
+            "request_fluidity_paper",
+            "Share of a sequence's deadlines kept; a late token misses all that have passed.",
+            FLUIDITY_BUCKETS,
         )
 
     def _make_sizes(self, max_model_len: int) -> None:

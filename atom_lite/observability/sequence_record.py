@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from atom_lite.messages import FinishReason, SequenceFinished
+    from atom_lite.observability.fluidity import FluidityCount
     from atom_lite.observability.metrics import Metrics
 
 
@@ -20,13 +21,20 @@ class SequenceRecord:
     the client's answer and its metrics do not wait for the engine's last word, the phases do.
     """
 
-    def __init__(self, metrics: Metrics, num_prompt_tokens: int, arrival_time: float) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        num_prompt_tokens: int,
+        arrival_time: float,
+        fluidity: FluidityCount | None = None,
+    ) -> None:
         self._metrics = metrics
         self._num_prompt_tokens = num_prompt_tokens
         self._arrival_time = arrival_time
         self._first_token_time: float | None = None
         self._last_token_time = arrival_time
         self._finished = False
+        self._fluidity = fluidity
 
     def tokens(self, num_tokens: int, num_cached_tokens: int, now: float) -> None:
         """Tokens arrived in one event."""
@@ -40,8 +48,13 @@ class SequenceRecord:
             metrics.prompt_tokens.inc(self._num_prompt_tokens)
             metrics.prompt_tokens_cached.inc(num_cached_tokens)
             num_gaps -= 1
+            if self._fluidity is not None:
+                self._fluidity.token(now - self._arrival_time)
         for _ in range(num_gaps):
-            metrics.itl.observe(now - self._last_token_time)
+            gap = now - self._last_token_time
+            metrics.itl.observe(gap)
+            if self._fluidity is not None:
+                self._fluidity.token(gap)
             self._last_token_time = now
 
     def finish(self, reason: FinishReason, num_output_tokens: int, now: float) -> None:
@@ -61,6 +74,9 @@ class SequenceRecord:
         else:
             decode_time = self._last_token_time - self._first_token_time
             metrics.time_per_output_token.observe(decode_time / max(1, num_output_tokens - 1))
+            if self._fluidity is not None:
+                metrics.fluidity_docs.observe(self._fluidity.docs)
+                metrics.fluidity_paper.observe(self._fluidity.paper)
 
     def phases(self, event: SequenceFinished) -> None:
         """The engine's last word: when the sequence was scheduled, preempted and done."""

@@ -3,7 +3,8 @@
 Why: a percentile of gaps calls a stream bad for one long gap after many short ones, which nobody
 feels, and a mean per request hides a stall. Fluidity carries the slack of early tokens. There are
 two definitions in the field and they differ where tokens are late, so both are here, by name.
-Pure functions over times; used by metrics, simulation and benchmarks.
+Pure functions over times; used by simulation and benchmarks. Metrics count token by token
+(`observability/fluidity.py`).
 
     deadline of gap i:  D = Dp for the first token (TTFT), Dd for each after it
     on time:            gap <= D + slack; slack grows by D - gap
@@ -16,10 +17,9 @@ Source: Etalon (formerly Metron), its documentation and its code.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
-from atom_lite.errors import ConfigError
+from atom_lite.observability.fluidity import FluidityCount
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +35,7 @@ def fluidity_docs(
         first_seconds: Dp, what the first token may take.
         next_seconds: Dd, what each after it may take, above 0.
     """
-    missed = _missed_deadlines(gaps_seconds, first_seconds, next_seconds)
-    return 1.0 - sum(count > 0 for count in missed) / len(missed) if missed else 1.0
+    return _counted(gaps_seconds, first_seconds, next_seconds).docs
 
 
 def fluidity_paper(
@@ -46,25 +45,13 @@ def fluidity_paper(
 
     Arguments as for `fluidity_docs`.
     """
-    missed = _missed_deadlines(gaps_seconds, first_seconds, next_seconds)
-    total = sum(max(1, count) for count in missed)
-    return 1.0 - sum(missed) / total if total else 1.0
+    return _counted(gaps_seconds, first_seconds, next_seconds).paper
 
 
-def _missed_deadlines(
+def _counted(
     gaps_seconds: Sequence[float], first_seconds: float, next_seconds: float
-) -> list[int]:
-    """Of each token: 0 where it is on time, else how many deadlines passed while it was late."""
-    if not next_seconds > 0.0:
-        raise ConfigError(f"the deadline of a token is {next_seconds} s, must be above 0")
-    slack = 0.0
-    missed = []
-    for index, gap in enumerate(gaps_seconds):
-        deadline = next_seconds if index else first_seconds
-        if gap <= deadline + slack:
-            slack += deadline - gap
-            missed.append(0)
-        else:
-            missed.append(math.floor((gap - slack - deadline) / next_seconds) + 1)
-            slack = 0.0
-    return missed
+) -> FluidityCount:
+    count = FluidityCount(first_seconds, next_seconds)
+    for gap in gaps_seconds:
+        count.token(gap)
+    return count

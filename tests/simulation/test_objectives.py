@@ -15,7 +15,8 @@ from atom_lite.chunking.latency_model import LatencyModel
 from atom_lite.chunking.planners.fixed import FixedPlanner
 from atom_lite.scheduler.deadlines import Objectives
 from atom_lite.scheduler.limits import SchedulerLimits
-from atom_lite.simulation.simulator import Simulation
+from atom_lite.simulation.policies import PolicySpec, learning_controller
+from atom_lite.simulation.simulator import Simulation, run_startup_sweep
 from atom_lite.simulation.stages import PipelineSpec
 from atom_lite.simulation.workloads import OpenLoop, Request
 
@@ -136,3 +137,20 @@ def test_an_automatic_budget_is_what_the_objective_is_worth() -> None:
     fixed, _ = simulate([*STREAMS, LONG], 0.03, batching_policy="stall-free")
     assert longest_gap(run) <= 0.03 < longest_gap(fixed)
     assert run.sequences[-1].ttft_seconds < 2 * fixed.sequences[-1].ttft_seconds
+
+
+@pytest.mark.parametrize("machine", [(MODEL,), (HALF, HALF)], ids=["1 stage", "2 stages"])
+def test_a_model_learned_from_the_servers_own_steps_keeps_the_objective(
+    machine: tuple[LatencyModel, ...],
+) -> None:
+    spec = PipelineSpec(models=machine, noise=0.05)
+    objectives = Objectives(tbt_seconds=0.03)
+    limits = dataclasses.replace(LIMITS, objectives=objectives, pipeline_depth=len(machine))
+    policy = PolicySpec(name="fixed", budget_tokens=limits.prefill_step_tokens)
+    controller = learning_controller(policy, len(machine), limits)
+    assert "installed" in run_startup_sweep(controller, spec)[0]
+    simulation = Simulation(spec, limits, controller, OpenLoop([*STREAMS, LONG]))
+    run = simulation.run()
+    gaps = sorted(gap for s in run.sequences[:NUM_STREAMS] for gap in s.gaps_seconds)
+    assert gaps[int(0.99 * len(gaps))] <= 1.1 * 0.03
+    assert simulation.scheduler.stats().static_budget_steps == 0

@@ -5,6 +5,7 @@ Each is a ratio of the same run, and says what it rests on. Pure.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchmarks.claims import Claim, judged
@@ -37,7 +38,10 @@ def engine_claims(command: str, runs: Sequence[ArmRun]) -> list[Claim]:
         _pipeline(command, runs),
         _deadline(command, runs),
     )
-    return [row for row in rows if row is not None]
+    rounds = len({run.round for run in runs})
+    return [
+        replace(row, found=f"{row.found} (rounds: {rounds})") for row in rows if row is not None
+    ]
 
 
 def _stall(command: str, runs: Sequence[ArmRun]) -> Claim | None:

@@ -177,11 +177,12 @@ def record_timeline(arm: str, config: Config, long_tokens: int) -> Timeline:
         long_came=long_came - began,
         long_began=long_one.times[0] - began if long_one.times else None,
         streams=[[round(at - began, 4) for at in stream.times] for stream in streams],
-        steps=[_timed(ended - began, sample) for ended, sample in recorders[0].steps],
+        steps=[timed(ended - began, sample) for ended, sample in recorders[0].steps],
     )
 
 
-def _timed(ended: float, sample: StepSample) -> TimedStep:
+def timed(ended: float, sample: StepSample) -> TimedStep:
+    """A step's record, `ended` in seconds since the start."""
     return TimedStep(
         ended=round(ended, 4),
         seconds=round(max(sample.stage_seconds, default=0.0), 5),

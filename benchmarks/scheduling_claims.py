@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from atom_lite.errors import AtomLiteError
-from benchmarks import report, simulated_claims
+from benchmarks import simulated_claims
 from benchmarks.claims import merge_claims
 from benchmarks.stream_client import LoadError
 
@@ -29,8 +29,8 @@ def main() -> None:
     parser.add_argument("--rows", default="", help="only these, such as 6,9,a")
     parser.add_argument("--requests", type=int, default=REQUESTS, help="of each trace")
     options = parser.parse_args()
-    command = report.command_line(sys.argv)
     count = options.requests
+    command = f"python -m benchmarks.scheduling_claims --requests {count}"
     wanted = tuple(f"{word}-" for word in options.rows.split(",") if word)
     rows = {
         "6-chunks-reread-kv": partial(simulated_claims.rereads, command),

@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from atom_lite.chunking.calibrator import StepSample
+from atom_lite.chunking.controller import StaticController
+from atom_lite.chunking.latency_model import Chunk
+from atom_lite.chunking.planners.fixed import FixedPlanner
 from atom_lite.cli import parse_config
 from benchmarks import interference_report
 from benchmarks.claims import merge_claims
 from benchmarks.interference import parse_options
-from benchmarks.interference_arms import ALL_ARMS, BASE, FACTORS, SLO, check_arms, flags_of
+from benchmarks.interference_arms import ALL_ARMS, BASE, FACTORS, check_arms, flags_of
 from benchmarks.interference_claims import engine_claims
+from benchmarks.interference_timeline import StepRecorder, TimedStep, gaps, timed
 from benchmarks.interference_visit import ALL, CONTROL, DURING, LONG, ArmRun
 from benchmarks.open_loop import TRACES, planned
 from benchmarks.stream_client import LoadError
@@ -45,8 +50,7 @@ def runs_of(arms: dict[str, tuple[float, float]], rounds: int = 4) -> list[ArmRu
 
 def test_every_arm_is_a_server_that_the_command_line_takes() -> None:
     for arm in ALL_ARMS:
-        if not arm.startswith(SLO):
-            parse_config(list(flags_of(arm, OBJECTIVES)))
+        parse_config(list(flags_of(arm, OBJECTIVES)))
     with pytest.raises(LoadError, match="no 'stall-free-many'"):
         flags_of("stall-free-many", OBJECTIVES)
     with pytest.raises(LoadError, match="no 'slo-4x'"):
@@ -125,3 +129,19 @@ def test_the_burst_of_the_varying_trace_is_four_times_as_dense() -> None:
     quiet = times[599] - times[0]
     burst = times[3399] - times[601]
     assert (2798 / burst) / (599 / quiet) == pytest.approx(4.0, rel=0.1)
+
+
+def test_every_step_is_written_down_whatever_the_policy_wants_to_know() -> None:
+    recorder = StepRecorder(StaticController(FixedPlanner(), "fixed"))
+    assert recorder.wants_sample(num_sequences=9, num_prefills=1)
+    contents = StepSample(
+        chunks=(Chunk(0, 256), Chunk(64, 8)),
+        stage_seconds=(0.5,),
+        decode_rows=8,
+        decode_context_tokens=800,
+    )
+    assert recorder.record(contents) == []
+    ((_, kept),) = recorder.steps
+    assert timed(2.0, kept) == TimedStep(2.0, 0.5, 8, 264)
+    assert isinstance(recorder.planner, FixedPlanner)
+    assert gaps([1.0, 1.5, 3.0]) == [(1.5, 0.5), (3.0, 1.5)]

@@ -231,7 +231,9 @@ def static_of_same_gap(runs: Sequence[ArmRun], arm: str) -> str | None:
     for other in dict.fromkeys(run.arm for run in runs):
         half = _half(of_arm(runs, other), 0)
         own, ttft = median(half, figure(DURING, "itl_p99")), median(half, figure(LONG, "ttft_p50"))
-        if budget_of(other) is not None and None not in (gap, own, ttft) and own <= gap:
+        if budget_of(other) is None or gap is None or own is None or ttft is None:
+            continue
+        if own <= gap:
             found[other] = ttft
     return min(found, key=lambda name: found[name]) if found else None
 

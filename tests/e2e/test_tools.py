@@ -136,6 +136,15 @@ def test_a_call_of_the_models_own_and_its_result_go_round(client: OpenAI) -> Non
         {"role": "tool", "tool_call_id": "call_1", "content": "12 degrees and rain"},
     ]
     one = {"structured_outputs": {"regex": "It has [0-9]{2} degrees\\."}}
-    (answer,) = ask(client, messages=history, extra_body=one).choices
+    (answer,) = ask(client, messages=history, tool_choice="none", extra_body=one).choices
     assert answer.message.content == "It has 12 degrees."
     assert answer.finish_reason == "stop"
+    # a free choice leaves it the form or calls; this model repeats what it sees
+    (again,) = ask(client, messages=history, extra_body=one).choices
+    (call,) = again.message.tool_calls
+    assert again.message.content is None
+    assert (call.function.name, json.loads(call.function.arguments)) == (
+        "get_weather",
+        {"city": "Paris"},
+    )
+    assert again.finish_reason == "tool_calls"

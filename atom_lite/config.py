@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from atom_lite.config_chat import ChatConfig
+from atom_lite.config_chat import DEFAULT_CHAT, ChatConfig
 from atom_lite.config_scheduling import DEFAULT_SCHEDULER
 from atom_lite.config_scheduling import SchedulerConfig as SchedulerConfig
 from atom_lite.errors import ConfigError
@@ -346,6 +346,6 @@ class Config:
     parallel: ParallelConfig = ParallelConfig()
     transfer: TransferConfig = TransferConfig()
     structured_outputs: StructuredOutputsConfig = StructuredOutputsConfig()
-    chat: ChatConfig = ChatConfig()  # noqa: RUF009  # frozen, as the others are
+    chat: ChatConfig = DEFAULT_CHAT
     server: ServerConfig = ServerConfig()
     observability: ObservabilityConfig = ObservabilityConfig()

@@ -58,3 +58,6 @@ class ChatConfig:
         if self.default_chat_template_kwargs is None:
             return {}
         return json_object("--default-chat-template-kwargs", self.default_chat_template_kwargs)
+
+
+DEFAULT_CHAT = ChatConfig()

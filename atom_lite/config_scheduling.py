@@ -14,6 +14,7 @@ from atom_lite.settings import setting
 BatchingPolicyName: TypeAlias = Literal[
     "request-level", "orca", "prefill-first", "unified", "stall-free", "slo"
 ]
+_MILLISECONDS_PER_SECOND = 1000.0
 # Bounds of objectives, of flags and of requests.
 LEAST_SLO_MS = 0.1
 MOST_SLO_MS = 3_600_000.0
@@ -21,6 +22,37 @@ WHOLE_PROMPT_POLICIES = ("request-level", "orca", "prefill-first")
 CapacityPolicyName: TypeAlias = Literal[
     "auto", "max-utilization", "watermark", "no-evict", "max-length"
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objectives:
+    """What a sequence is promised, in seconds; None is no promise.
+
+    Attributes:
+        ttft_seconds: from arrival to the first token.
+        tbt_seconds: between two tokens.
+    """
+
+    ttft_seconds: float | None = None
+    tbt_seconds: float | None = None
+
+    @classmethod
+    def from_milliseconds(cls, ttft_ms: float | None, tbt_ms: float | None) -> Objectives:
+        """From the numbers of flags and requests."""
+        return cls(
+            ttft_seconds=None if ttft_ms is None else ttft_ms / _MILLISECONDS_PER_SECOND,
+            tbt_seconds=None if tbt_ms is None else tbt_ms / _MILLISECONDS_PER_SECOND,
+        )
+
+    def over(self, default: Objectives) -> Objectives:
+        """These, and the default's where there is none."""
+        return Objectives(
+            ttft_seconds=default.ttft_seconds if self.ttft_seconds is None else self.ttft_seconds,
+            tbt_seconds=default.tbt_seconds if self.tbt_seconds is None else self.tbt_seconds,
+        )
+
+
+NO_OBJECTIVES = Objectives()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +118,16 @@ class SchedulerConfig:
         return self.max_num_batched_tokens == "auto"
 
     @property
+    def objectives(self) -> Objectives:
+        """What a sequence is promised that brings no objectives of its own."""
+        return Objectives.from_milliseconds(self.ttft_slo_ms, self.tbt_slo_ms)
+
+    @property
     def policy(self) -> BatchingPolicyName:
         """The batching policy in force."""
         if self.batching_policy is not None:
             return cast("BatchingPolicyName", self.batching_policy)
-        has_objective = self.tbt_slo_ms is not None or self.ttft_slo_ms is not None
+        has_objective = self.objectives != NO_OBJECTIVES
         return "slo" if has_objective and not self.auto_budget else "stall-free"
 
 

@@ -67,9 +67,8 @@ def merge_claims(path: Path, claims: Iterable[Claim]) -> str:
     machine = report.machine()
     rows |= {claim.name: asdict(claim) | {"machine": machine["cpu"]} for claim in claims}
     ordered = [rows[name] for name in sorted(rows)]
-    report.write_json(file, {"claims": ordered})
     text = markdown(ordered)
-    path.with_suffix(".md").write_text(text)
+    report.write_pages(path, {"claims": ordered}, text)
     return text
 
 

@@ -18,7 +18,6 @@ never did, and standard error says which and why; 2: nothing could be measured.
 from __future__ import annotations
 
 import argparse
-import secrets
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
@@ -219,15 +218,11 @@ def parse_comparison(argv: Sequence[str]) -> Comparison:
     if options["rounds"] < 1 or options["scale"] <= 0:
         raise LoadError("--rounds must be at least 1 and --scale above 0")
     if options["seed"] is None:
-        options["seed"] = _seed(options["output"].with_suffix(".json"), resume=options["resume"])
+        options["seed"] = report.resumed_seed(
+            options["output"].with_suffix(".json"), resume=options["resume"]
+        )
     options["model"] = (options["model"] or default_gguf()).resolve()
     return Comparison(**options | {"server_args": tuple(options["server_args"])})
-
-
-def _seed(path: Path, *, resume: bool) -> int:
-    if resume and path.exists():
-        return int(msgspec.json.decode(path.read_bytes())["seed"])
-    return secrets.randbits(31)
 
 
 def main() -> None:
@@ -239,8 +234,7 @@ def main() -> None:
 
         def save(visits: Sequence[Visit]) -> None:
             found = document(comparison, visits, sys.argv)
-            report.write_json(path, found)
-            path.with_suffix(".md").write_text(peer_report.markdown(found, visits))
+            report.write_pages(path, found, peer_report.markdown(found, visits))
 
         done = resumed(path, comparison) if comparison.resume and path.exists() else []
         visits = compare(comparison, done, save)

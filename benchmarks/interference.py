@@ -16,7 +16,6 @@ whatever the figures are; 2: nothing could be measured.
 from __future__ import annotations
 
 import argparse
-import secrets
 import sys
 import tempfile
 import time
@@ -223,7 +222,9 @@ def parse_options(argv: Sequence[str]) -> Options:
         if not flags[name] > 0:
             raise LoadError(f"--{name.replace('_', '-')} must be above 0, got {flags[name]}")
     if flags["seed"] is None:
-        flags["seed"] = _seed(flags["output"].with_suffix(".json"), resume=flags["resume"])
+        flags["seed"] = report.resumed_seed(
+            flags["output"].with_suffix(".json"), resume=flags["resume"]
+        )
     flags["model"] = (flags["model"] or default_gguf()).resolve()
     flags["server_args"] = tuple(flags["server_args"])
     return Options(**flags)
@@ -231,12 +232,6 @@ def parse_options(argv: Sequence[str]) -> Options:
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(word for word in text.split(",") if word)
-
-
-def _seed(path: Path, *, resume: bool) -> int:
-    if resume and path.exists():
-        return int(msgspec.json.decode(path.read_bytes())["seed"])
-    return secrets.randbits(31)
 
 
 def main() -> None:

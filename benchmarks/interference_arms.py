@@ -35,7 +35,6 @@ POLICIES: dict[str, tuple[str, ...]] = {
         *("--max-num-batched-tokens", str(BASE_BUDGET)),
     ),
 }
-BUDGETED = ("stall-free", "unified")
 ALL_ARMS = (
     *(f"stall-free-{budget}" for budget in BUDGETS),
     "unified-256",

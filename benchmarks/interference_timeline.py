@@ -187,7 +187,7 @@ def timed(ended: float, sample: StepSample) -> TimedStep:
         ended=round(ended, 4),
         seconds=round(max(sample.stage_seconds, default=0.0), 5),
         decode_rows=sample.decode_rows,
-        prefill_tokens=sum(chunk.new_tokens for chunk in sample.chunks),
+        prefill_tokens=sample.new_tokens,
     )
 
 

@@ -209,8 +209,7 @@ def main() -> None:
         sys.exit(2)
     document["command"] = report.command_line(sys.argv)
     page = markdown(document)
-    report.write_json(options.output.with_suffix(".json"), document)
-    options.output.with_suffix(".md").write_text(page)
+    report.write_pages(options.output, document, page)
     print(page)
 
 

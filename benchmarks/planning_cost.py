@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import sys
 import time
@@ -157,8 +156,7 @@ def main(arguments: list[str]) -> int:
     sys.stdout.write(text)
     if options.output is not None:
         whole = document | {"costs": [asdict(cost) for cost in costs]}
-        options.output.with_suffix(".json").write_text(json.dumps(whole, indent=1) + "\n")
-        options.output.with_suffix(".md").write_text(text)
+        report.write_pages(options.output, whole, text)
     return 0 if all(cost.is_within_bounds for cost in costs) else 1
 
 

@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import secrets
 import shlex
 from dataclasses import asdict
 from pathlib import Path
@@ -188,3 +189,16 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
     partial = path.with_suffix(path.suffix + ".partial")
     partial.write_text(json.dumps(document, indent=2) + "\n")
     partial.replace(path)
+
+
+def write_pages(output: Path, document: dict[str, Any], page: str) -> None:
+    """Write OUTPUT.json, and OUTPUT.md beside it."""
+    write_json(output.with_suffix(".json"), document)
+    output.with_suffix(".md").write_text(page)
+
+
+def resumed_seed(path: Path, *, resume: bool) -> int:
+    """The seed of the document that is gone on with, else a fresh one."""
+    if resume and path.exists():
+        return int(json.loads(path.read_bytes())["seed"])
+    return secrets.randbits(31)

@@ -374,8 +374,7 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     page = markdown(document)
-    report.write_json(options.output.with_suffix(".json"), document)
-    options.output.with_suffix(".md").write_text(page)
+    report.write_pages(options.output, document, page)
     print(page)
 
 

@@ -265,8 +265,7 @@ def main() -> None:
         sys.exit(2)
     result = document(study, rates, server, sys.argv)
     page = markdown(result, rates)
-    report.write_json(study.output.with_suffix(".json"), result)
-    study.output.with_suffix(".md").write_text(page)
+    report.write_pages(study.output, result, page)
     print(page)
     sys.exit(0 if all(row.meets_goal for row in rates) else 1)
 

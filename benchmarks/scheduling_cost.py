@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import sys
 import time
@@ -194,8 +193,7 @@ def main(arguments: list[str]) -> int:
     sys.stdout.write(text)
     if options.output is not None:
         whole = document | {"costs": [asdict(cost) for cost in costs]}
-        options.output.with_suffix(".json").write_text(json.dumps(whole, indent=1) + "\n")
-        options.output.with_suffix(".md").write_text(text)
+        report.write_pages(options.output, whole, text)
     return 0 if all(cost.is_within_bound for cost in costs) else 1
 
 

@@ -109,7 +109,7 @@ class PromptBuilder:
             for index, message in enumerate(messages)
         ]
         tools = [tool.model_dump(exclude_none=True) for tool in options.usable_tools] or None
-        variables = options.template_variables({})
+        variables = options.template_variables(self._formats.template_defaults)
         check_template_kwargs(variables)
 
         def render_and_encode() -> ChatPrompt:
@@ -120,7 +120,7 @@ class PromptBuilder:
                 continue_final_message=options.continue_final_message,
                 tools=tools if plain else None,
                 documents=options.documents,
-                **{**self._formats.template_defaults, **variables},
+                **variables,
             )
             self._check_length(text, "messages", must_fit=must_fit)
             ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)

@@ -14,8 +14,8 @@ import msgspec
 from atom_lite.api.answered_prompt import AnsweredPrompt
 from atom_lite.api.generation import SequenceOutput
 from atom_lite.api.sampling import seed_of_choice
+from atom_lite.config_scheduling import Objectives
 from atom_lite.messages import SubmitSequence
-from atom_lite.scheduler.deadlines import Objectives
 from atom_lite.text.output import OutputText
 
 if TYPE_CHECKING:
@@ -117,8 +117,7 @@ class SequenceMaker:
             num_prompt_tokens=len(prompt.token_ids),
             max_tokens=sampling.max_tokens,
             arrival_time=message.arrival_time,
-            ttft_slo_seconds=own.ttft_seconds,
-            tbt_slo_seconds=own.tbt_seconds,
+            objectives=own,
         )
         output = SequenceOutput(
             len(self._outputs),

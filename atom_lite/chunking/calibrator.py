@@ -72,6 +72,11 @@ class StepSample(NamedTuple):
     is_graph_replay: bool = False
     draw_seconds: float = 0.0
 
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of prompts that it computed."""
+        return sum(chunk.new_tokens for chunk in self.chunks)
+
     def seconds_to_learn(self) -> tuple[float, ...]:
         """How long each stage took for what its model speaks of."""
         if self.decode_rows == 0:
@@ -218,7 +223,7 @@ class Calibrator:
         )
 
     def _is_prefill_dominated(self, sample: StepSample) -> bool:
-        new = sum(chunk.new_tokens for chunk in sample.chunks)
+        new = sample.new_tokens
         is_linear = min(chunk.new_tokens for chunk in sample.chunks) >= self._limits.floor
         return is_linear and new >= PREFILL_DOMINANCE * sample.decode_rows
 
@@ -234,7 +239,7 @@ class Calibrator:
     def _keep_prefill(self, sample: StepSample) -> None:
         # gamma and b are per chunk, c per step: sums over the chunks are exactly the columns.
         prefix = sum(chunk.prefix_tokens for chunk in sample.chunks)
-        new = sum(chunk.new_tokens for chunk in sample.chunks)
+        new = sample.new_tokens
         area = sum(chunk.area for chunk in sample.chunks)
         extents = (chunk.prefix_tokens + chunk.new_tokens for chunk in sample.chunks)
         self._longest_tokens = max(self._longest_tokens, *extents)

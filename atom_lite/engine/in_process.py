@@ -16,6 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Self
 
+from atom_lite.config_scheduling import NO_OBJECTIVES, Objectives
 from atom_lite.engine.assembly import assemble
 from atom_lite.engine.chunking_policy import make_controller
 from atom_lite.engine.executor import LocalExecutor
@@ -38,7 +39,6 @@ from atom_lite.messages import (
     SubmitSequence,
     TokensGenerated,
 )
-from atom_lite.scheduler.deadlines import NO_OBJECTIVES, Objectives
 from atom_lite.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:

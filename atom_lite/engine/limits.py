@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal, cast
 from atom_lite.chunking.planner import DEFAULT_FLOOR_TOKENS
 from atom_lite.config import KV_CONSUMER
 from atom_lite.messages import EngineReady
-from atom_lite.scheduler.deadlines import Objectives
 from atom_lite.scheduler.scheduler import SchedulerLimits
 
 if TYPE_CHECKING:
@@ -74,9 +73,7 @@ def scheduler_limits(config: Config, info: RunnerInfo) -> SchedulerLimits:
         least_chunk_tokens=least_chunk_tokens(info.num_stages, on_cpu=on_cpu),
         batching_policy=config.scheduler.policy,
         auto_budget=config.scheduler.auto_budget,
-        objectives=Objectives.from_milliseconds(
-            config.scheduler.ttft_slo_ms, config.scheduler.tbt_slo_ms
-        ),
+        objectives=config.scheduler.objectives,
         capacity_policy=cast("CapacityPolicyName", config.scheduler.capacity_policy),
         enable_hybrid_batching=config.scheduler.enable_hybrid_batching,
         scheduling_policy=cast("Literal['fcfs', 'priority']", config.scheduler.scheduling_policy),

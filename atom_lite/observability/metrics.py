@@ -34,6 +34,7 @@ from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from atom_lite.config_scheduling import NO_OBJECTIVES, Objectives
 from atom_lite.observability.engine_collector import EngineCollector
 from atom_lite.observability.fluidity import FluidityCount
 from atom_lite.observability.metric_names import (
@@ -73,8 +74,7 @@ class Metrics:
         _disable_created_series()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
-        flags = (config.scheduler.ttft_slo_ms, config.scheduler.tbt_slo_ms)
-        self._slo_seconds = [None if ms is None else ms / 1000.0 for ms in flags]
+        self._objectives = config.scheduler.objectives
         self._compat = config.observability.metrics_compat == "vllm"
         self._engine = EngineCollector(self._labels, ready.num_stages)
         self.registry.register(self._engine)
@@ -109,18 +109,16 @@ class Metrics:
         num_prompt_tokens: int,
         max_tokens: int,
         arrival_time: float,
-        ttft_slo_seconds: float | None = None,
-        tbt_slo_seconds: float | None = None,
+        objectives: Objectives = NO_OBJECTIVES,
     ) -> SequenceRecord:
         """Open the record of a sequence that is about to be submitted.
 
         Its own objectives go before the server's; with one for its gaps its fluidity is counted.
         """
         self.request_params_max_tokens.observe(max_tokens)
-        ttft, tbt = self._slo_seconds
-        ttft = ttft if ttft_slo_seconds is None else ttft_slo_seconds
-        tbt = tbt if tbt_slo_seconds is None else tbt_slo_seconds
-        fluidity = None if tbt is None else FluidityCount(ttft, tbt)
+        promised = objectives.over(self._objectives)
+        tbt = promised.tbt_seconds
+        fluidity = None if tbt is None else FluidityCount(promised.ttft_seconds, tbt)
         return SequenceRecord(self, num_prompt_tokens, arrival_time, fluidity)
 
     def reject(self, reason: str) -> None:

@@ -13,44 +13,12 @@ Pure arithmetic over seconds; runs in the head process. Source: Etalon (fluidity
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from atom_lite.chunking.latency_model import MILLISECONDS_PER_SECOND
+from atom_lite.config_scheduling import NO_OBJECTIVES, Objectives
 
 if TYPE_CHECKING:
     from atom_lite.messages import SubmitSequence
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Objectives:
-    """What a sequence is promised, in seconds; None is no promise.
-
-    Attributes:
-        ttft_seconds: from arrival to the first token.
-        tbt_seconds: between two tokens.
-    """
-
-    ttft_seconds: float | None = None
-    tbt_seconds: float | None = None
-
-    @classmethod
-    def from_milliseconds(cls, ttft_ms: float | None, tbt_ms: float | None) -> Objectives:
-        """From the numbers of flags and requests."""
-        return cls(
-            ttft_seconds=None if ttft_ms is None else ttft_ms / MILLISECONDS_PER_SECOND,
-            tbt_seconds=None if tbt_ms is None else tbt_ms / MILLISECONDS_PER_SECOND,
-        )
-
-    def over(self, default: Objectives) -> Objectives:
-        """These, and the default's where there is none."""
-        return Objectives(
-            ttft_seconds=default.ttft_seconds if self.ttft_seconds is None else self.ttft_seconds,
-            tbt_seconds=default.tbt_seconds if self.tbt_seconds is None else self.tbt_seconds,
-        )
-
-
-NO_OBJECTIVES = Objectives()
 
 
 class Deadline:

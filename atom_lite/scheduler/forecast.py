@@ -60,8 +60,8 @@ class Forecast:
         report = self._report()
         predicted = 0.0 if report is None else self._predict(report.models, contents)
         self._untimed[step_id] = (contents, predicted)
-        new = sum(chunk.new_tokens for chunk in contents.chunks)
-        measured = self.costs.decode_step_seconds + new * (self.costs.token_seconds or 0.0)
+        prefill = contents.new_tokens * (self.costs.token_seconds or 0.0)
+        measured = self.costs.decode_step_seconds + prefill
         self._in_flight[step_id] = predicted * self.factor if predicted else measured
 
     def landed(self, result: StepResult) -> None:
@@ -157,17 +157,27 @@ class Forecast:
         )
 
 
-def static_budget(
-    limits: SchedulerLimits, forecast: Forecast | None, num_decodes: int
-) -> int | None:
-    """Tokens of a step beside so many decodes, where they follow the load (`auto_budget`).
+def step_budget(
+    limits: SchedulerLimits, forecast: Forecast | None, num_streams: int, num_decodes: int
+) -> int:
+    """Tokens of a step.
 
-    The worth of the TBT objective; over stages a stream waits for a step on each. None leaves the
-    limits' own.
+    `decode_step_tokens` while any sequence decodes (in this step or, in a pipeline, in another in
+    flight: a huge prefill would stall it all the same), else `prefill_step_tokens`. Where the
+    budget follows the load (`auto_budget`), it is beside streams the worth of the TBT objective;
+    over stages a stream waits for a step on each.
+
+    Args:
+        limits: of the scheduler.
+        forecast: of its steps; None where they are not watched.
+        num_streams: sequences that decode; one whose last token is in flight is stalled by nothing.
+        num_decodes: most of them that the step takes.
     """
+    if not num_streams:
+        return limits.prefill_step_tokens
     tbt = limits.objectives.tbt_seconds
     if not limits.auto_budget or forecast is None or tbt is None:
-        return None
+        return limits.decode_step_tokens
     seconds = tbt / limits.pipeline_depth
     tokens = forecast.costs.static_tokens(seconds, unknown=limits.least_chunk_tokens)
     return min(limits.decode_step_tokens, num_decodes + tokens)

@@ -11,12 +11,13 @@ from typing import Literal, get_args
 
 from atom_lite.chunking.planner import DEFAULT_FLOOR_TOKENS
 from atom_lite.config_scheduling import (
+    NO_OBJECTIVES,
     WHOLE_PROMPT_POLICIES,
     BatchingPolicyName,
     CapacityPolicyName,
+    Objectives,
 )
 from atom_lite.errors import ConfigError
-from atom_lite.scheduler.deadlines import NO_OBJECTIVES, Objectives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

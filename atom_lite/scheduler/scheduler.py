@@ -36,7 +36,7 @@ from atom_lite.messages import (
 from atom_lite.scheduler.capacity import make_capacity
 from atom_lite.scheduler.deadlines import deadline_of
 from atom_lite.scheduler.endings import ending, refusal
-from atom_lite.scheduler.forecast import Forecast, static_budget
+from atom_lite.scheduler.forecast import Forecast, step_budget
 from atom_lite.scheduler.in_flight import InFlight, errors_that_count, tokens_that_count
 from atom_lite.scheduler.limits import SchedulerLimits
 from atom_lite.scheduler.policies.select import make_policy
@@ -176,7 +176,7 @@ class Scheduler:
         if not has_room or not len(self._roster):
             return None
         share = self._in_flight.decode_share(len(self._roster.decoding))
-        budget = static_budget(self._limits, self._forecast, share)
+        budget = step_budget(self._limits, self._forecast, num_streams, share)
         step = StepBuilder(self._machinery, self._next_step_id, now, share, budget)
         # A queue whose head cannot start brings no work to the stages, however long it is.
         num_waiting = len(self._roster.waiting) if step.next_admission() is not None else 0

@@ -34,9 +34,9 @@ class StepBuilder(StepView):
         step_id: int,
         now: float,
         decode_share: int,
-        decode_step_tokens: int | None = None,
+        budget_tokens: int,
     ) -> None:
-        super().__init__(machinery, step_id, now, decode_share, decode_step_tokens)
+        super().__init__(machinery, step_id, now, decode_share, budget_tokens)
         self._block_size = machinery.limits.block_size
         self._allocator = machinery.allocator
         self._planner = machinery.planner
@@ -220,7 +220,6 @@ class StepBuilder(StepView):
         sequence.num_scheduled_tokens = end
         sequence.awaits_result = is_last
         sequence.last_step_id = self.flight.step_id
-        self.num_prefill_tokens += num_tokens
         self._chunks.append(Chunk(start, num_tokens))
         self._register_full_blocks(sequence)
         if is_last:

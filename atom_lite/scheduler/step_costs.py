@@ -39,7 +39,7 @@ class StepCosts:
 
     def add(self, contents: StepSample, seconds: float) -> None:
         """A step that has been timed, on the stage where it took longest."""
-        new = sum(chunk.new_tokens for chunk in contents.chunks)
+        new = contents.new_tokens
         if not new:
             self._decode_seconds.append(seconds)
             self.decode_step_seconds = quantile(self._decode_seconds, 0.5)

@@ -22,16 +22,12 @@ if TYPE_CHECKING:
 class StepView:
     """Candidates, what has been placed so far, and what is left.
 
-    The budget is `decode_step_tokens` while any sequence decodes (in this step or, in a pipeline,
-    in another in flight: a huge prefill would stall it all the same), else `prefill_step_tokens`.
-    A sequence whose last token is in flight is stalled by nothing.
-
     Args:
         machinery: of the scheduler.
         step_id: of the step.
         now: when it is planned.
         decode_share: most decodes that it may take.
-        decode_step_tokens: in the place of the limits' own, where it follows the load.
+        budget_tokens: most tokens that it may hold.
     """
 
     def __init__(
@@ -40,7 +36,7 @@ class StepView:
         step_id: int,
         now: float,
         decode_share: int,
-        decode_step_tokens: int | None = None,
+        budget_tokens: int,
     ) -> None:
         self._machinery = machinery
         self._limits = machinery.limits
@@ -49,13 +45,9 @@ class StepView:
         self.now = now
         self.flight = Flight(step_id, [])
         self.rows: list[StepRow] = []
-        self.num_prefill_tokens = 0
         self._chunks: list[Chunk] = []
         self._decodes_counted = (0, 0)  # rows, their context tokens
-        decoding = any(s.has_more_to_decode for s in self._roster.decoding)
-        if decode_step_tokens is None:
-            decode_step_tokens = self._limits.decode_step_tokens
-        self.budget_left = decode_step_tokens if decoding else self._limits.prefill_step_tokens
+        self.budget_left = budget_tokens
 
     @property
     def whole_prompts(self) -> bool:
@@ -87,6 +79,11 @@ class StepView:
         """Tokens still to prefill, of partial prefills and waiting sequences."""
         partial = sum(s.num_prefill_tokens_left for s in self._roster.prefilling)
         return partial + self._roster.waiting.num_tokens
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens of prompts that have been placed."""
+        return sum(chunk.new_tokens for chunk in self._chunks)
 
     def contents(self) -> StepSample:
         """What has been placed, in the latency model's terms; decodes come first in a step."""

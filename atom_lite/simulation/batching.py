@@ -14,8 +14,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from atom_lite.config_scheduling import Objectives
 from atom_lite.errors import ConfigError
-from atom_lite.scheduler import deadlines
 from atom_lite.scheduler.limits import SchedulerLimits
 from atom_lite.simulation.policies import PolicySpec, informed_controller, parse_tokens
 from atom_lite.simulation.simulator import Simulation
@@ -49,7 +49,7 @@ class BatchingSpec:
         if self.name == CHUNKS_ONLY:
             return {"batching_policy": "stall-free", "enable_hybrid_batching": False}
         if self.name == SLO:
-            objectives = deadlines.Objectives(tbt_seconds=tbt_seconds)
+            objectives = Objectives(tbt_seconds=tbt_seconds)
             return {"batching_policy": SLO, "objectives": objectives}
         return {"batching_policy": self.name}
 

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 
 from atom_lite.chunking.controller import ModelReport
 from atom_lite.chunking.latency_model import LatencyModel
-from atom_lite.config_scheduling import BatchingPolicyName, CapacityPolicyName
+from atom_lite.config_scheduling import BatchingPolicyName, CapacityPolicyName, Objectives
 from atom_lite.messages import (
     Logprobs,
     PromptLogprobs,
@@ -32,7 +32,6 @@ from atom_lite.messages import (
     SubmitSequence,
     TokensGenerated,
 )
-from atom_lite.scheduler.deadlines import Objectives
 from atom_lite.scheduler.scheduler import Scheduler, SchedulerLimits
 from tests.fakes.scheduler_inputs import EOS, CappedChunks, make_limits, make_submission
 from tests.fakes.virtual_pipeline import VirtualPipeline, expected_logprobs, expected_output

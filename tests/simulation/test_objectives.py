@@ -13,7 +13,7 @@ import pytest
 from atom_lite.chunking.controller import StaticController
 from atom_lite.chunking.latency_model import LatencyModel
 from atom_lite.chunking.planners.fixed import FixedPlanner
-from atom_lite.scheduler.deadlines import Objectives
+from atom_lite.config_scheduling import Objectives
 from atom_lite.scheduler.limits import SchedulerLimits
 from atom_lite.simulation.policies import PolicySpec, learning_controller
 from atom_lite.simulation.simulator import Simulation, run_startup_sweep

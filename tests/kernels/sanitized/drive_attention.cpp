@@ -6,23 +6,7 @@
 #include <numeric>
 
 #include "drive.h"
-
-extern "C" {
-void atom_lite_store_kv(const float* keys, const float* values, int64_t stride, void* pages,
-                        float* scales, int64_t format, const int64_t* slots, int64_t rows,
-                        int64_t num_kv_heads, int64_t block_size, int64_t head_size);
-void atom_lite_decode_attention(const float* queries, int64_t query_stride, const void* pages,
-                                const float* scales, int64_t format, const int64_t* tables,
-                                int64_t table_stride, const int64_t* contexts, float* out,
-                                int64_t rows, int64_t num_heads, int64_t num_kv_heads,
-                                int64_t block_size, int64_t head_size, float scale, int64_t window);
-int64_t atom_lite_prefill_longest_head();
-void atom_lite_prefill_attention(const float* queries, int64_t query_stride, const void* pages,
-                                 const float* scales, int64_t format, const int64_t* table,
-                                 float* out, int64_t prefix, int64_t length, int64_t num_heads,
-                                 int64_t num_kv_heads, int64_t block_size, int64_t head_size,
-                                 float scale, int64_t window);
-}
+#include "kernels.h"
 
 namespace {
 

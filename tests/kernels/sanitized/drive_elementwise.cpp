@@ -1,13 +1,7 @@
 // The small operations between a decoder's matrices: odd sizes, rows of wider matrices, no rows.
 
 #include "drive.h"
-
-extern "C" {
-void atom_lite_rms_norm_f32(const float* x, int64_t x_stride, const float* weight, float* out,
-                            int64_t rows, int64_t size, float epsilon);
-void atom_lite_rotate_f32(float* x, int64_t x_stride, const float* cos, const float* sin,
-                          int64_t rows, int64_t heads, int64_t head_size);
-}
+#include "kernels.h"
 
 namespace {
 

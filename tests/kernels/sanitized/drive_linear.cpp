@@ -3,15 +3,7 @@
 #include <algorithm>
 
 #include "drive.h"
-
-extern "C" {
-int64_t atom_lite_linear_panel();
-void atom_lite_linear(int64_t format, const void* data, const void* scales, const float* bias,
-                      const float* x, int64_t x_stride, float* y, int64_t y_stride, int64_t rows,
-                      int64_t inner, int64_t outer, int64_t mode);
-void atom_lite_linear_columns(int64_t format, const void* data, const void* scales,
-                              const int64_t* ids, float* out, int64_t count, int64_t inner);
-}
+#include "kernels.h"
 
 namespace {
 

@@ -455,14 +455,21 @@ def test_minus_one_keeps_what_the_context_leaves_beside_the_output(tokenizer):
     run(scenario())
 
 
-def test_long_lists_are_written_beside_the_event_loop(tokenizer, monkeypatch):
-    """With the same result."""
-    threads = []
+def counted_threads():
+    """Names of the functions that ran on threads, and what stands for `to_thread` to note them."""
+    names = []
     to_thread = asyncio.to_thread
 
     async def counting(function, *args):
-        threads.append(function.__name__)
+        names.append(function.__name__)
         return await to_thread(function, *args)
+
+    return names, counting
+
+
+def test_long_lists_are_written_beside_the_event_loop(tokenizer, monkeypatch):
+    """With the same result."""
+    threads, counting = counted_threads()
 
     async def scenario():
         async with in_memory(saying("xy"), tokenizer) as served:
@@ -480,12 +487,7 @@ def test_long_lists_are_written_beside_the_event_loop(tokenizer, monkeypatch):
 
 def test_long_lists_of_a_chunk_are_written_beside_the_event_loop(tokenizer, monkeypatch):
     """A whole vocabulary for each token, as `--max-logprobs -1` allows."""
-    threads = []
-    to_thread = asyncio.to_thread
-
-    async def counting(function, *args):
-        threads.append(function.__name__)
-        return await to_thread(function, *args)
+    threads, counting = counted_threads()
 
     async def scenario():
         engine = saying("xy" * 20, tokens_per_step=20)

@@ -13,6 +13,7 @@ from atom_lite.chunking.calibrator import CalibrationState
 from atom_lite.chunking.latency_model import LatencyModel
 from atom_lite.chunking.planner import Reason
 from atom_lite.config import Config, ObservabilityConfig, SchedulerConfig
+from atom_lite.config_scheduling import Objectives
 from atom_lite.messages import (
     CHUNK_SIZE_BUCKETS_TOKENS,
     ChunkingStats,
@@ -213,14 +214,16 @@ def test_a_sequence_counts_once_everywhere():
         ({"tbt_slo_ms": 500.0, "ttft_slo_ms": 3000.0}, {}, 0.6, 0.3),
         # Without an objective for the first token it is on time, and leaves no slack.
         ({"tbt_slo_ms": 500.0}, {}, 0.6, 0.3),
-        ({}, {"tbt_slo_seconds": 0.5, "ttft_slo_seconds": 4.5}, 0.8, 4 / 7),
-        ({"tbt_slo_ms": 9.0}, {"tbt_slo_seconds": 3.0}, 1.0, 1.0),
+        ({}, {"tbt_seconds": 0.5, "ttft_seconds": 4.5}, 0.8, 4 / 7),
+        ({"tbt_slo_ms": 9.0}, {"tbt_seconds": 3.0}, 1.0, 1.0),
     ],
 )
 def test_fluidity_goes_by_the_requests_own_objectives_or_else_the_servers(flags, own, docs, paper):
     config = Config(scheduler=SchedulerConfig(**flags))
     metrics = Metrics(config, engine_ready(), "m")
-    record = metrics.start_sequence(num_prompt_tokens=10, max_tokens=8, arrival_time=100.0, **own)
+    record = metrics.start_sequence(
+        num_prompt_tokens=10, max_tokens=8, arrival_time=100.0, objectives=Objectives(**own)
+    )
     record.tokens(1, 0, 103.0)
     record.tokens(2, 0, 104.0)
     record.tokens(2, 0, 107.0)
@@ -233,7 +236,10 @@ def test_fluidity_goes_by_the_requests_own_objectives_or_else_the_servers(flags,
 def test_without_an_objective_for_gaps_there_is_no_fluidity():
     metrics = make()
     record = metrics.start_sequence(
-        num_prompt_tokens=1, max_tokens=8, arrival_time=0.0, ttft_slo_seconds=1.0
+        num_prompt_tokens=1,
+        max_tokens=8,
+        arrival_time=0.0,
+        objectives=Objectives(ttft_seconds=1.0),
     )
     record.tokens(2, 0, 3.0)
     record.finish("stop", 2, 4.0)

@@ -8,7 +8,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from atom_lite.scheduler.deadlines import Deadline, Objectives
+from atom_lite.config_scheduling import Objectives
+from atom_lite.scheduler.deadlines import Deadline
 from atom_lite.scheduler.fluidity import fluidity_docs
 
 BOTH = Objectives(ttft_seconds=2.0, tbt_seconds=0.5)
